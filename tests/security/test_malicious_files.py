@@ -596,7 +596,7 @@ REASONS = {
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights": {
         "models/bisenet.py timm.create_model", "models/timm_classifier.py timm.create_model",
-        "models/emcad.py timm.create_model", "autoconfig/transfer.py timm.create_model",
+        "models/emcad.py timm.create_model",
     },
     "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
     "files of data, read by `table.open_table`": {

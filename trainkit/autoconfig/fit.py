@@ -112,6 +112,11 @@ class Fitted:
             if isinstance(node, dict):
                 node.pop(last, None)
 
+    def begin(self, block: str, *keys: str) -> None:
+        """Put these keys of a block first, in their order: as it is read best."""
+        tree = self.tree[block]
+        self.tree[block] = {key: tree[key] for key in keys if key in tree} | tree
+
     def keep(self, part: str, text: str) -> str:
         """Have a text kept beside the new recipe; its name, as a recipe has it. Raises UserError if it is there."""
         file = self.new.with_name(f"{self.new.stem}_{part}.txt")
@@ -312,7 +317,7 @@ def measure(fitted: Fitted, count: int, block: int = 1) -> None:
     warm = _updates(fitted, "train.schedule.warmup.over", epoch, batch)
     if warm > total // 4:
         few = max(1, total // 10)
-        fitted.put("train.schedule.warmup.over", f"{few} step{'s' if few > 1 else ''}")
+        fitted.put("train.schedule.warmup.over", number_of(few, "steps"))
         fitted.notes["train", "schedule"] = Note(f"a warm-up of {warm} steps would take most of {total}", False)
     said = f"{total} steps, {epoch} per epoch"
     if total < FEW_UPDATES:

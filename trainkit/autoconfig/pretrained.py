@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.autoconfig import fit
+from trainkit.autoconfig.fit import Fitted
 from trainkit.checkpoint import timm_weights
 from trainkit.data import hub, sources
 from trainkit.errors import UserError
@@ -52,6 +53,29 @@ def colours(pixels: np.ndarray) -> int:
     codes = (levels[..., 0] << 10) | (levels[..., 1] << 5) | levels[..., 2]
     counts = np.sort(np.bincount(codes.ravel()))[::-1]
     return int(np.searchsorted(np.cumsum(counts), 0.85 * codes.size)) + 1
+
+
+def choose(fitted: Fitted, data: str, against: str = "", own: str = "") -> tuple[Weights | None, str]:
+    """Choose the weights that training starts from, and say why; None: random ones.
+
+    `against` says why weights would be of little use, where nobody asks for them; `data` is where the images are, `own`
+    the name in timm of the recipe's network, where it has one. The reason is empty where weights are taken because they
+    are found. Raises UserError where what the command line asks for cannot be had.
+    """
+    start, word = fitted.asked.start, fitted.asked.weights
+    if start == "scratch":
+        if word:
+            raise UserError("--weights", "not allowed with --start scratch", remedy="remove one of them")
+        return None, "as --start says"
+    if against and not start and not word:
+        return None, against
+    weights = asked(word, own) if word else found(data)
+    if weights is None and start:
+        raise UserError("--start", f"{start}, but the pretrained weights are not downloaded", remedy=BRING)
+    if weights is None:
+        name = NETWORK.partition(".")[0]
+        return None, f"the pretrained weights of {name} are not downloaded; {BRING} and copy again"
+    return weights, "as --start says" if start else "as --weights says" if word else ""
 
 
 def found(data: str) -> Weights | None:

@@ -1,9 +1,14 @@
-"""Fitting recipes of images with masks: classes or palette, crop, weights of classes, lists where nothing splits."""
+"""Fitting recipes of images with masks: classes or palette, crop, weights of classes, lists where nothing splits.
+
+Photographs start from a pretrained encoder, where weights are at hand. What is written for it was measured on CamVid
+(110 images, 11 classes), from the encoder's weights and from none: see docs/reference/data/segmentation.md.
+"""
 
 from __future__ import annotations
 
 import csv
 import functools
+import importlib.util
 import io
 import math
 import os
@@ -14,8 +19,9 @@ from typing import cast
 
 import numpy as np
 
-from trainkit.autoconfig import fit, pretrained, scene_start
+from trainkit.autoconfig import fit, pretrained
 from trainkit.autoconfig.fit import Fitted
+from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
 from trainkit.data.formats import image_decode
@@ -32,6 +38,7 @@ from trainkit.data.split import Holdout
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
+from trainkit.models.segmentation_specs import SMP
 from trainkit.tasks.segment2d import Segment2d
 
 SCORED = 0.2
@@ -47,6 +54,26 @@ SMALL = 0.25
 
 SHOWN = 0.5
 """Share that it shows then: recipes were tried with crops of half an image and more."""
+
+DECODER = "fpn"
+
+LEAST_SIDE = 64
+"""Shorter side in the median, in pixels, below which an encoder of stride 32 sees nothing."""
+
+AREA = 360 * 480
+"""Pixels to which larger images are brought."""
+
+CROP = 0.7
+"""Share of each side that a crop shows."""
+
+SCALES = (0.5, 1.25)
+"""Of images that crops are cut from."""
+
+CROPS = 1320
+"""Crops that are trained on in all, where the set is small."""
+
+EPOCHS = (5, 60)
+"""Fewest and most."""
 
 _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at", "eval_crop", "store")
 
@@ -82,23 +109,23 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     given = fit.pretrained(recipe) and not (fitted.asked.start or fitted.asked.weights)
     encoder = None if given else _encoder(fitted, some.scenes, text, median)
     if encoder is not None:
-        scene_start.write(fitted, encoder, looked.shapes, count)
+        _write_start(fitted, encoder, looked.shapes, count)
     else:
         _from_the_recipe(fitted, recipe, looked, pixels if source.labels is not None else None)
     fit.score(fitted, sets)
     if encoder is not None:
-        scene_start.often(fitted)
+        _evaluate_often(fitted)
     fit.measure(fitted, count)
     _remark(fitted, source, looked, pixels)
 
 
-def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> pretrained.Weights | None:
+def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> Weights | None:
     """Read some images: write their mean and deviation, and choose a pretrained encoder by what they show."""
     means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
     mean, std = fit.moments(zip(means, squares, strict=True))
     fitted.put("data.mean", mean, f"of {len(some)} images")
     fitted.put("data.std", std)
-    return scene_start.choose(fitted, text, median, int(np.median(colours)))
+    return _choose_start(fitted, text, median, int(np.median(colours)))
 
 
 def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[str, int]) -> None:
@@ -193,7 +220,7 @@ def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
     if share >= SMALL:
         return 1.0
     factor = math.sqrt(share / SHOWN)
-    scene_start.resize(fitted, shapes, factor, ", scaled down so that a crop shows half of an image")
+    _resize(fitted, shapes, factor, ", scaled down so that a crop shows half of an image")
     return factor
 
 
@@ -204,3 +231,90 @@ def _crop(fitted: Fitted, crop: Sequence[int], median: Sequence[int]) -> None:
     ]
     if sides != list(crop):
         fitted.put("data.crop", sides, f"images are {median[0]} x {median[1]} in the median")
+
+
+# ---- How training starts ---------------------------------------------------------------------------------------------
+
+
+def _choose_start(fitted: Fitted, data: str, median: Sequence[int], few_colours: int) -> Weights | None:
+    """Choose the encoder for images of `median` height and width, and say why; None: from random weights.
+
+    `few_colours` is the median of `pretrained.colours`, `data` where the images are. Raises UserError where what the
+    command line asks for cannot be had.
+    """
+    start, against = fitted.asked.start, ""
+    if start == "probe":
+        raise UserError("--start", "probe, of a recipe of scenes", "fine-tune or scratch")
+    if few_colours <= pretrained.FEW_COLOURS:
+        against = f"drawings, not photographs: in the median image, {few_colours} colours cover 85 %"
+    elif min(median) < LEAST_SIDE:
+        against = f"images of {min(median)} px are too small for a pretrained encoder"
+    if start != "scratch" and importlib.util.find_spec(SMP) is None:
+        if start or fitted.asked.weights:
+            remedy = "pip install trainkit[segmentation]"
+            raise UserError("--start, --weights", f"{SMP} is not installed", remedy=remedy)
+        against = (
+            against or "a pretrained encoder needs `pip install trainkit[segmentation]`; install it and copy again"
+        )
+    found, why = pretrained.choose(fitted, data, against)
+    what = "from scratch" if found is None else f"from the pretrained encoder {found.title}"
+    fitted.start = f"{what}: {why or 'these are photographs'}"
+    return found
+
+
+def _write_start(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: int) -> None:
+    """Write what goes with an encoder: network, size, crop, mean, optimizer, length.
+
+    `shapes` are height and width of the images, int64 (n, 2); `count` how many of them are trained on.
+    """
+    name = encoder.model or ""  # a run has none, and pretrained.asked takes none for scenes
+    config = pretrained.config(name)
+    net = {"name": "smp", "encoder": f"tu-{name}", "decoder": DECODER, "weights": encoder.word}
+    fitted.tree["task"] = {"name": "segment2d", "net": net}
+    fitted.drop("data.distance", "data.size", "data.short_side", "train.ema", "train.micro_batch", "train.compile")
+    fitted.put("data.mean", [round(one, 3) for one in config.mean], "the encoder's own mean and std")
+    fitted.put("data.std", [round(one, 3) for one in config.std])
+    height, width = np.median(shapes, axis=0).astype(int).tolist()
+    factor = math.sqrt(AREA / (height * width))
+    size = (height, width) if factor >= 1 else _resize(fitted, shapes, factor, "")
+    sides = [max(32, min(32 * round(CROP * side / 32), side // 32 * 32)) for side in size]
+    fitted.put("data.crop", sides, f"about half of an image of {size[0]} x {size[1]}")
+    shortest = min(size) if fitted.get("data.size") or fitted.get("data.short_side") else int(shapes.min())
+    low = min(1.0, max(SCALES[0], math.ceil(100 * LEAST / shortest) / 100))
+    fitted.put("data.augment", {"scales": [low, SCALES[1]], "flip": 0.5})
+    groups = [{"match": "*encoder.*", "lr_scale": 0.3}]
+    fitted.tree["optim"] = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01, "groups": groups}
+    epochs = int(np.clip(round(CROPS / count), *EPOCHS))
+    fitted.put("train.length", number_of(epochs, "epochs"))
+    fitted.put("train.batch_size", 4)
+    warmup = {"over": "20 steps", "kind": "exponential", "start": 0.1}
+    fitted.put("train.schedule", {"name": "poly", "warmup": warmup})
+
+
+def _evaluate_often(fitted: Fitted) -> None:
+    """Have what is evaluated in the course of the training so four times, and nothing at several scales: that takes
+    minutes on a CPU."""
+    epochs = int(str(fitted.get("train.length")).split()[0])
+    for name, entry in dict(fitted.get("evaluations") or {}).items():
+        if isinstance(entry, dict) and str(entry.get("split")).endswith((".msf", ".mscf")):
+            fitted.drop(f"evaluations.{name}", "data.eval_scales")
+        if isinstance(entry, dict) and "every" in entry:
+            every = max(1, epochs // (4 if "overlays" not in str(entry.get("split")) else 2))
+            entry["every"] = number_of(every, "epochs")
+
+
+def _resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tuple[int, int]:
+    """Have images made smaller by `factor` on their sides, and say why behind the line; the size in the median.
+
+    `shapes` are height and width of the images, int64 (n, 2). Those of one shape get a size, others a shorter side.
+    """
+    height, width = np.median(shapes, axis=0).astype(int).tolist()
+    size = [round(factor * side / 8) * 8 for side in (height, width)]
+    alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
+    key = "data.size" if alike else "data.short_side"
+    fitted.put(key, size if alike else min(size))
+    if alike:  # what is seen at its shorter side is evaluated at the file's size in any case
+        fitted.put("data.score_at", "file")
+    fitted.begin("data", "name", "train", "evaluate", "size", "short_side", "score_at")
+    fitted.decide(key, f"the median image is {height} x {width}{what}: larger crops show more and take longer")
+    return size[0], size[1]

@@ -12,7 +12,7 @@ import pytest
 import scene_sets
 from PIL import Image
 
-from trainkit.autoconfig import fit, new_recipe, pretrained, scene_start
+from trainkit.autoconfig import fit, new_recipe, pretrained, scenes
 from trainkit.checkpoint import timm_weights
 from trainkit.config import loader
 from trainkit.errors import UserError
@@ -136,7 +136,7 @@ def test_without_the_library_of_decoders_its_extra_is_named(here, monkeypatch):
     weights(here)
     scene_sets.camvid(here / "streets", (4, 2), SIZE)
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == scene_start.SMP else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == scenes.SMP else find(name))
     made, _, seen = copied("streets")
     assert made.task.net.name == "bisenetv2" and "pip install trainkit[segmentation]" in said(seen)
 
