@@ -19,8 +19,8 @@ from scipy.sparse.csgraph import connected_components
 PACKAGE = ROOT / "trainkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {
-    "__init__", "api", "errors", "evaluation_protocols", "files", "interfaces", "lazy_torch", "paths", "redact", "rng", "run",
-    "tensors", "terminal",
+    "__init__", "api", "errors", "evaluation_protocols", "files", "interfaces", "lazy_torch", "paths", "redact", "rng",
+    "run", "tensors", "terminal",
 }  # fmt: skip
 HOMES = {"accelerate": {"distributed"}, "click": {"cli"}, "matplotlib": {"plots"},
          "mlflow": {"tracking", "analysis", "inference"}}  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from docs.generators.markdown import attribute_docs, code, first_paragraph, prose, slug, table
-from trainkit.config import units, validation
+from docs.generators.markdown import code, first_paragraph, prose, slug, table
+from trainkit.config import key_docs, units, validation
 from trainkit.config.field_names import FIELD_NAMES
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.validation import Named
@@ -93,7 +93,7 @@ def section(block: Block, seen: Mapping[tuple[type, str], Block], below: Mapping
 
 def rows(block: Block, below: Mapping[tuple[str, str], Block]) -> Iterator[Sequence[str]]:
     """A row for each key of a block, of which `below` has the blocks within."""
-    docs = attribute_docs(block.cls)
+    docs = key_docs.of_fields(block.cls)
     hints = validation._hints(block.cls)
     tag = _tag_of(block)
     if block.word and "name" not in hints and tag == "name":

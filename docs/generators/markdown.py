@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -53,30 +50,6 @@ def code(text: object) -> str:
 def slug(text: str) -> str:
     """What a link to a heading ends in, by GitHub's rule."""
     return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-
-
-@functools.cache
-def _module(path: str) -> ast.Module:
-    return ast.parse(Path(path).read_text(encoding="utf-8"))
-
-
-@functools.cache
-def attribute_docs(cls: type) -> dict[str, str]:
-    """Docstrings of the attributes of a class and of those that it inherits."""
-    found: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if not base.__module__.startswith("trainkit"):
-            continue
-        path = inspect.getsourcefile(base)
-        tree = next(
-            (n for n in ast.walk(_module(str(path))) if isinstance(n, ast.ClassDef) and n.name == base.__name__), None
-        )
-        for attribute, after in zip(tree.body, tree.body[1:], strict=False) if tree else ():
-            if isinstance(attribute, ast.AnnAssign) and isinstance(attribute.target, ast.Name):
-                text = after.value if isinstance(after, ast.Expr) else None
-                if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                    found[attribute.target.id] = text.value
-    return found
 
 
 def first_paragraph(text: str | None) -> str:

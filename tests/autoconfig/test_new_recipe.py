@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import scene_sets
 from click.testing import CliRunner
 from PIL import Image
-from runs import PLUGIN, stripes
+from runs import stripes
 
 from trainkit.autoconfig import new_recipe
 from trainkit.cli import main
@@ -105,20 +104,6 @@ def test_check_repeats_what_a_mark_says_and_a_recipe_without_marks_is_not_explai
     assert line == (
         f"# to decide: line {number}, data.image_size: 64 sees more; Side of an image in pixels, or [height, width]"
     )
-
-
-def test_the_meaning_of_keys_is_found_in_plugins_and_in_blocks_of_blocks(monkeypatch):
-    recipe = loader.load(shipped("reid"))
-    assert new_recipe.meaning(recipe, ("data", "sampler", "people")).startswith(
-        "P: number of different people in a block"
-    )
-    assert new_recipe.meaning(recipe, ("evaluations", "val")) == "One named evaluation: its split and its schedule."
-    assert new_recipe.meaning(recipe, ("best", "metric")).startswith("Full name, such as")
-    assert new_recipe.meaning(recipe, ("name",)).startswith("Name of the recipe")
-    assert new_recipe.meaning(recipe, ("data", "evaluate", "val")).startswith("Evaluation sets by name")
-    monkeypatch.syspath_prepend(str(PLUGIN))
-    toy = loader.load(PLUGIN / "toy.yaml", (), ("toy",))
-    assert new_recipe.meaning(toy, ("data",)) and "toy" in sys.modules
 
 
 # Other data

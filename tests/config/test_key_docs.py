@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
-import inspect
-import itertools
 import re
-import textwrap
+import sys
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from runs import PLUGIN, ROOT
 
+from trainkit.config import key_docs, loader
 from trainkit.config.schema import TABLES, Recipe
 
 
@@ -35,24 +34,10 @@ def blocks() -> dict[str, type]:
 BLOCKS = blocks()
 
 
-def docstrings(cls: type) -> dict[str, str]:
-    found = {}
-    for one in reversed(cls.__mro__[:-1]):
-        (defined,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        assert isinstance(defined, ast.ClassDef)
-        for field, after in itertools.pairwise(defined.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                text = (
-                    after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-                )
-                found[field.target.id] = text
-    return found
-
-
 def sentences() -> Iterator[tuple[str, str]]:
     for name, cls in BLOCKS.items():
         yield name, cls.__doc__ or ""
-        told = docstrings(cls)
+        told = key_docs.of_fields(cls)
         for field in (f.name for f in dataclasses.fields(cls) if f.init):
             text = told[field]
             yield f"{name}.{field}", str(text)
@@ -64,7 +49,7 @@ def test_blocks_are_found():
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))
 def test_every_key_is_described(name):
-    told = docstrings(BLOCKS[name])
+    told = key_docs.of_fields(BLOCKS[name])
     missing = [f.name for f in dataclasses.fields(BLOCKS[name]) if f.init and not told.get(f.name)]
     assert not missing
 
@@ -76,3 +61,17 @@ def test_descriptions_say_what_a_key_does():
             where
         )
         assert text.rstrip().endswith((".", ":")), where
+
+
+def test_the_meaning_of_keys_is_found_in_plugins_and_in_blocks_of_blocks(monkeypatch):
+    recipe = loader.load(ROOT / "recipes" / "reid.yaml")
+    assert key_docs.meaning(recipe, ("data", "sampler", "people")).startswith(
+        "P: number of different people in a block"
+    )
+    assert key_docs.meaning(recipe, ("evaluations", "val")) == "One named evaluation: its split and its schedule."
+    assert key_docs.meaning(recipe, ("best", "metric")).startswith("Full name, such as")
+    assert key_docs.meaning(recipe, ("name",)).startswith("Name of the recipe")
+    assert key_docs.meaning(recipe, ("data", "evaluate", "val")).startswith("Evaluation sets by name")
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    toy = loader.load(PLUGIN / "toy.yaml", (), ("toy",))
+    assert key_docs.meaning(toy, ("data",)) and "toy" in sys.modules

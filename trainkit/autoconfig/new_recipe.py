@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
-import itertools
 import tempfile
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import loader, run_request, yaml_editor, yaml_reader
+from trainkit.config import key_docs, loader, run_request, yaml_editor, yaml_reader
 
 if TYPE_CHECKING:
     from trainkit.autoconfig.fit import Asked, Key, Note
@@ -84,45 +79,10 @@ def open_lines(path: Path, recipe: Recipe) -> list[str]:
     said = []
     for number, words in marks.items():
         if number in keys:
-            parts = ["" if words == MARK.removeprefix(SIGN) else words, meaning(recipe, keys[number])]
+            parts = ["" if words == MARK.removeprefix(SIGN) else words, key_docs.meaning(recipe, keys[number])]
             end = "; ".join(part.rstrip(".") for part in parts if part)
             said.append(f"line {number}, {yaml_reader.dotted(keys[number])}{': ' if end else ''}{end}")
     return said
-
-
-def meaning(block: object, path: yaml_reader.KeyPath) -> str:
-    """Return the docstring of the field that a key of a recipe sets; of a block without one, that of the block."""
-    said = ""
-    for key in path:
-        if is_dataclass(block):
-            said = _docstrings(type(block)).get(str(key), "")
-            block = getattr(block, str(key), None)
-            continue
-        if isinstance(block, list):
-            block = block[key] if isinstance(key, int) and key < len(block) else None
-        else:
-            block = block.get(key) if isinstance(block, dict) else None
-        said = "" if is_dataclass(block) else said
-    if not said and is_dataclass(block):
-        said = (type(block).__doc__ or "").split("\n\n")[0]
-    return " ".join(said.split())
-
-
-@functools.cache
-def _docstrings(cls: type) -> dict[str, str]:
-    """Field to the string that follows it in the source of its class, or of one that this stands on."""
-    found: dict[str, str] = {}
-    for one in reversed(cls.__mro__[:-1]):
-        try:
-            (defined,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        except (OSError, TypeError, SyntaxError):
-            continue
-        body = defined.body if isinstance(defined, ast.ClassDef) else []
-        for field, after in itertools.pairwise(body):
-            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-                found[field.target.id] = text
-    return found
 
 
 def _body(recipe: Path) -> list[str]:
