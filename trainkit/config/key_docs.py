@@ -1,4 +1,4 @@
-"""What the keys of a recipe mean: the docstrings of the fields of its blocks."""
+"""Docstrings of the fields of blocks: what the keys of a recipe mean."""
 
 from __future__ import annotations
 
