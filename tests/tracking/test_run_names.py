@@ -96,18 +96,40 @@ def test_last_is_the_newest_training_and_last_finished_the_newest_that_finished(
 def test_best_of_a_recipe_is_of_its_runs_alone(store, monkeypatch):
     from types import SimpleNamespace
 
+    from mlflow.store.entities import PagedList
+
     runs = [made(store, recipe, "FINISHED", number, experiment="both")
             for number, recipe in enumerate(("eyes", "faces", "eyes", "faces"))]  # fmt: skip
-    scores = dict(zip((f"id{k}" for k in range(4)), (0.5, 0.9, 0.4, 0.8), strict=True))
-    asked = [
-        SimpleNamespace(info=SimpleNamespace(run_id=name), data=SimpleNamespace(metrics={"best/val/top1": value}))
-        for name, value in scores.items()
+    known = [
+        (0.95, "gone", "eyes"),
+        (0.9, "id1", "faces"),
+        (0.8, "id3", "faces"),
+        (0.5, "id0", "eyes"),
+        (0.4, "id2", "eyes"),
     ]
+
+    def search_runs(experiments, condition, order_by, page_token, **how):
+        """MLflow's pages, one run on each; `gone` has no folder here."""
+        assert "best.metric" in condition or order_by == ["metrics.`best/val/top1` DESC"]
+        found = [one for one in known if f"`trainkit.recipe` = '{one[2]}'" in condition or "recipe" not in condition]
+        place = int(page_token or 0)
+        page = (
+            []
+            if "best.metric" in condition
+            else [
+                SimpleNamespace(
+                    info=SimpleNamespace(run_id=name), data=SimpleNamespace(metrics={"best/val/top1": value})
+                )
+                for value, name, _ in found[place : place + 1]
+            ]
+        )
+        return PagedList(page, str(place + 1) if page and place + 1 < len(found) else None)
+
     client = SimpleNamespace(
         get_experiment_by_name=lambda name: SimpleNamespace(
             experiment_id="1", tags={"mlflow.experiment.primaryMetric.name": "val/top1"}
         ),
-        search_runs=lambda *words, **how: asked,
+        search_runs=search_runs,
     )
     monkeypatch.setattr(Store, "client", lambda self: client)
     assert store.find("best") == runs[1] and store.find("best:eyes") == runs[0] and store.find("best:faces") == runs[1]

@@ -17,6 +17,7 @@ import difflib
 import functools
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -345,21 +346,26 @@ class Store:
         if not metric:
             remedy = "name a metric in the recipe: `best: {metric: ...}`"
             raise UserError(f"run {word!r}", f"experiment {experiment!r} has no primary metric", remedy=remedy)
-        name = f"best/{metric}"
-        values = {}
-        for run in client.search_runs([kept.experiment_id], max_results=50_000):
-            value = run.data.metrics.get(name)
-            if value is None and run.info.run_id in folders:
-                # It chose its best by another score: of this one the journal has the value that it had then.
-                history = journal.at_best(journal.read(folders[run.info.run_id].journal).metrics)
-                value = history[name][-1].value if name in history else None
-            if run.info.run_id in folders and value is not None and value == value:
-                values[run.info.run_id] = value
-        if not values:
-            raise UserError(f"run {word!r}", f"no finished run of experiment {experiment!r} has {name}")
         lower = metric_table.is_lower(metric)
         if metric_table.mode(metric) is None:  # else the tag may be that of an older version, which set it to True
             lower = kept.tags.get("mlflow.experiment.primaryMetric.greaterIsBetter") == "False"
+        name = f"best/{metric}"
+        values: dict[str, float] = {}
+        of_recipe = [f"tags.`trainkit.recipe` = '{recipe}'"] if recipe else []
+        order = [f"metrics.`{name}` {'ASC' if lower else 'DESC'}"]  # runs without a value come last
+        for run in _every_run(client, kept.experiment_id, 10, " and ".join(of_recipe), order):
+            if run.info.run_id in folders:
+                values[run.info.run_id] = run.data.metrics.get(name, math.nan)
+                break
+        # Runs that chose their best by another score: of this one the journal has the value that it had then.
+        others = " and ".join([*of_recipe, f"params.`best.metric` != '{metric}'"])
+        for run in _every_run(client, kept.experiment_id, 1000, others):
+            if run.info.run_id in folders and name not in run.data.metrics:
+                history = journal.at_best(journal.read(folders[run.info.run_id].journal).metrics)
+                values[run.info.run_id] = history[name][-1].value if name in history else math.nan
+        values = {run_id: value for run_id, value in values.items() if not math.isnan(value)}
+        if not values:
+            raise UserError(f"run {word!r}", f"no finished run of experiment {experiment!r} has {name}")
         return folders[(min if lower else max)(values, key=values.__getitem__)]
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
@@ -409,6 +415,18 @@ class Store:
         """Return runs that are over and ended with something that was not in MLflow."""
         known = self._known('"unsent": true')
         return [folder for info, folder in known if info.unsent and info.status != "RUNNING" and not folder.alive()]
+
+
+def _every_run(
+    client: Any, experiment_id: str, at_once: int, condition: str, order: Sequence[str] = ()
+) -> Iterator[Any]:
+    """Yield the runs of an experiment that meet a condition of MLflow, which is asked for so many at once."""
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], condition, max_results=at_once, order_by=order, page_token=token)
+        yield from page
+        if not (token := page.token):
+            return
 
 
 def _registered(client: Any, word: str) -> str:
