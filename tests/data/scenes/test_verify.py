@@ -158,7 +158,7 @@ def copy(root, split, one, to_split, other, masks=True):
         (root / f"{to_split}annot/{other}.png").write_bytes((root / f"{split}annot/{one}.png").read_bytes())
 
 
-def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
+def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root, caplog):
     copy(root, "train", "p004", "val", "p001", masks=False)
     (found,) = verify.verify(recipe(root))
     assert re.match(r"data\.evaluate\.val .*: 1 of its 3 images are in data\.train .*: p001.* = p004", found)
@@ -166,6 +166,9 @@ def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root):
         opened(root)
     (found,) = verify.verify(recipe(root, more=", leakage: allow"))
     assert found.startswith("warning: data.evaluate.val")
+    with caplog.at_level("WARNING"):
+        opened(root, leakage="allow")
+    assert "its metrics are too optimistic" in caplog.text
     (found,) = verify.verify(root, names=NAMES)
     assert re.match(r"warning: .*#val: 1 of its 3 images are in .*#train: p001.* = p004", found)
     (found,) = verify.verify(f"{root}#val", names=NAMES, against=[f"{root}#train"])

@@ -178,12 +178,15 @@ class Scenes:
         base, train = self.base(shapes), where == key("train")
         if train:
             yield from size_checks.crop_errors("data.crop", shapes, self.crop, base, self.augment.scales[1])
-        yield from size_checks.scale_errors(where, ids, shapes, base, self.augment.scales[0] if train else 1.0)
+        scale = self.augment.scales[0] if train else 1.0
+        yield from size_checks.scale_errors(where, ids, shapes, base, scale, scale)
 
     def odd_scales(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> Iterator[str]:
-        """Yield sentences about `eval_scales` that do not fit images of `shapes` (n, 2), of the set of a key."""
+        """Yield sentences about `eval_scales` at which nothing is left of images of `shapes` (n, 2) of the set of a
+        key, or that make them larger than any crop may be. Only evaluations that are asked for matter."""
         if where != key("train"):
-            yield from size_checks.odd_scales(where, ids, shapes, self.base(shapes), self.eval_scales)
+            scales, place = (min(1.0, *self.eval_scales), max(self.eval_scales)), f"{where}.msf (data.eval_scales)"
+            yield from map(str, size_checks.scale_errors(place, ids, shapes, self.base(shapes), *scales))
 
     def class_error(
         self, where: str, source: SceneSource, labels: Labels | None, first: Labels | None

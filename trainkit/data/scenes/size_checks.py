@@ -30,29 +30,16 @@ def crop_errors(
 
 
 def scale_errors(
-    where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float
+    where: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, smallest: float, largest: float
 ) -> Iterator[UserError]:
     """Yield an error where images of `shapes` (n, 2), scaled by `base` (n,) and by the `smallest` scale, have a
-    shorter side of less than `LEAST` pixels, or more than `CROP_LIMIT` in all: long ones, by `data.short_side`."""
+    shorter side of less than `LEAST` pixels, or by the `largest` scale more than `CROP_LIMIT` in all."""
     sides = shapes.min(1) * base * smallest
     if len(small := np.flatnonzero(sides < LEAST)):
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in small.tolist())
         found = f"{len(small)} of {len(shapes)} images with a side below {LEAST} pixels at scale {smallest:g}: {listed}"
         yield UserError(where, found, f"{LEAST} or more", "raise the smallest scale, or remove them")
-    if len(large := np.flatnonzero(shapes.prod(1) * (base * smallest) ** 2 > CROP_LIMIT)):
+    if len(large := np.flatnonzero(shapes.prod(1) * (base * largest) ** 2 > CROP_LIMIT)):
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in large.tolist())
-        found = f"{number_of(len(large), 'images')} of more pixels than a crop may have at scale {smallest:g}: {listed}"
+        found = f"{number_of(len(large), 'images')} of more pixels than a crop may have at scale {largest:g}: {listed}"
         yield UserError(where, found, f"{CROP_LIMIT:,} or fewer", "lower data.short_side, or cut or remove them")
-
-
-def odd_scales(
-    key: str, ids: Sequence[str], shapes: np.ndarray, base: np.ndarray, factors: Sequence[float]
-) -> Iterator[str]:
-    """Yield sentences about `factors`, over which the set of this key is averaged as `NAME.msf`, that leave nothing of
-    images of `shapes` (n, 2), or make them larger than any crop may be. Only evaluations that are asked for matter.
-    """
-    where = f"{key}.msf (data.eval_scales)"
-    yield from map(str, scale_errors(where, ids, shapes, base, min(1.0, *factors)))
-    pixels = shapes.prod(1) * (base * max(factors)) ** 2
-    if large := int((pixels > CROP_LIMIT).sum()):
-        yield f"{where}: {large} of {len(ids)} images have more than {CROP_LIMIT} pixels at scale {max(factors):g}"

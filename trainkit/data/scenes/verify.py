@@ -7,7 +7,7 @@ written: `trainkit data verify RECIPE.yaml`, or the list or folder of a set alon
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,6 @@ from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:
     from trainkit.data.scenes.dataset import Scenes
-
-TRAIN = "data.train"
 
 _RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
@@ -151,11 +149,16 @@ def verify(
     own, compared = ([one.examine(step) for one in some] for some in (sets, others))
     if data is None:
         return said + verification.sentences(own, compared)
-    of = dict(zip((one.name for one in sets), own, strict=True))
-    begin = "" if data.leakage == "refuse" else WARNING
-    scored = [seen for key, seen in of.items() if TRAIN in of and key != TRAIN]
-    leaks = [f"{begin}{text}" for seen in scored for text in verification.shared(seen, of[TRAIN])]
-    return said + settings(data, of) + leaks + verification.sentences(own, compared, each_other=False)
+    train = next((seen for one, seen in zip(sets, own, strict=True) if one.train), None)
+    for one, seen in zip(sets, own, strict=True):
+        shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
+        if len(seen.ids):
+            said += map(str, data.size_errors(one.name, seen.ids, shapes))
+            said += (f"{WARNING}{text}" for text in data.odd_scales(one.name, seen.ids, shapes))
+        if train is not None and not one.train:
+            begin = "" if data.leakage == "refuse" else WARNING
+            said += (f"{begin}{text}" for text in verification.shared(seen, train))
+    return said + verification.sentences(own, compared, each_other=False)
 
 
 def described(
@@ -235,18 +238,6 @@ def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
         return files.picture_shape(scene), 0
     pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
     return pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
-
-
-def settings(data: Scenes, audits: Mapping[str, Audit]) -> list[str]:
-    """Return sentences about a crop and scales of a recipe that do not fit the images of its sets, by their keys."""
-    said = []
-    for key, seen in audits.items():
-        if not len(seen.ids):
-            continue
-        shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
-        said += map(str, data.size_errors(key, seen.ids, shapes))
-        said += (f"{WARNING}{text}" for text in data.odd_scales(key, seen.ids, shapes))
-    return said
 
 
 def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
