@@ -58,23 +58,38 @@ def steps(on_progress: Progress | None, total: int) -> Step:
 
 
 def read_all(read: Callable[[Item], Made], items: Sequence[Item], step: Step) -> Iterator[Made | UserError]:
-    """Read items by several threads and yield what was read in their order; the error of one that is damaged.
-
-    Of many items a thread takes several at once, as to wake it costs more than reading a small image.
-    """
-    at_once = max(1, min(64, len(items) // (8 * threads())))
+    """Read items by several threads and yield what was read in their order; the error of one that is damaged."""
     attempted = attempt(read)
-    parts = (items[first : first + at_once] for first in range(0, len(items), at_once))
-    for found in each(lambda part: [attempted(item) for item in part], parts, threads()):
+    for found in each(lambda part: [attempted(item) for item in part], _parts(items), threads()):
         for one in found:
             step()
             yield one
 
 
-def damaged(where: str, what: str, check: Callable[[Item], None], items: Sequence[Item], step: Step) -> list[str]:
-    """Check items, and return a sentence about those whose check raises UserError; see `damage`."""
-    errors = [found for found in read_all(check, items, step) if found is not None]
-    return damage(where, what, errors, len(items))
+def damaged(
+    where: str, what: str, check: Callable[[Sequence[Item]], None], items: Sequence[Item], step: Step
+) -> list[str]:
+    """Check items, several at once and where that raises UserError one by one; return a sentence about the damaged."""
+
+    def errors(part: Sequence[Item]) -> list[UserError]:
+        try:
+            check(part)
+        except UserError as error:
+            return [error] if len(part) == 1 else [found for n in range(len(part)) for found in errors(part[n : n + 1])]
+        return []
+
+    parts, found = _parts(items), []
+    for part, some in zip(parts, each(errors, parts, threads()), strict=True):
+        found += some
+        for _ in part:
+            step()
+    return damage(where, what, found, len(items))
+
+
+def _parts(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Divide items into those that a thread reads at once: to wake it costs more than to read a small image."""
+    at_once = max(1, min(64, len(items) // (8 * threads())))
+    return [items[first : first + at_once] for first in range(0, len(items), at_once)]
 
 
 def damage(where: str, what: str, errors: Sequence[UserError], total: int) -> list[str]:

@@ -64,8 +64,12 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
 
 
 def _examine(data: Packed, step: Step) -> Examined:
-    def check(row: int) -> None:
-        data.picture(row)
+    def check(rows: Sequence[int]) -> None:
+        if data.size is not None:
+            data.fetch(np.asarray(rows))
+        else:
+            for row in rows:
+                data.picture(row)
 
     known = _known(data)
     damage = verification.damaged(known.where, "images cannot be read", check, range(len(data)), step)

@@ -84,8 +84,9 @@ def _known(index: PeopleIndex) -> Examined:
     return Examined(where=index.where, held=held)
 
 
-def _decode(file: str) -> None:
-    image_decode.decode(image_decode.read(Path(file), file), file)
+def _decode(files: Sequence[str]) -> None:
+    for file in files:
+        image_decode.decode(image_decode.read(Path(file), file), file)
 
 
 def _captions(index: PeopleIndex) -> list[str]:

@@ -157,10 +157,11 @@ def _known(where: str, patients: Iterable[str], prints: Sequence[int] | np.ndarr
 
 
 def _examine_packed(data: PackedVolumes, step: Step) -> Examined:
-    def check(case: int) -> None:
-        data.check(case)
-        if found := "; ".join(_inside(data, case)):
-            raise UserError(data.where(case), found)
+    def check(cases: Sequence[int]) -> None:
+        for case in cases:
+            data.check(case)
+            if found := "; ".join(_inside(data, case)):
+                raise UserError(data.where(case), found)
 
     known = _compared(data, step)
     damage = verification.damaged(known.where, "cases cannot be used", check, range(len(data)), step)
