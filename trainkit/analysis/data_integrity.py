@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,7 +55,7 @@ Verdict = Literal["ok", "odd", "leak", "wrong", "unknown"]
 training; not known."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """Result of one check of one set."""
 
@@ -319,7 +319,9 @@ def _examined(
         findings += [*_classes(where, one), *_two_classes(where, one, seen[name], whole)]
         if one.packed is not None and (damaged := looks[one.packed.digest].damaged):
             of = len(damaged) + len(seen[name].places)
-            findings.append(_finding(where, "damaged", "wrong", len(damaged), of, few(damaged, 3), damaged[:_EXAMPLES]))
+            findings.append(
+                Finding(where, "damaged", "wrong", len(damaged), of, few(damaged, 3), list(damaged[:_EXAMPLES]))
+            )
     return findings, {name: len(some.places) for name, some in seen.items()}
 
 
@@ -342,12 +344,12 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
     found = {shared.what: shared for shared in leakage.leaks(train, one)}
     for check, many, what in (("subjects", len(one.subjects), one.kind), ("copies", len(one), one.noun)):
         if shared := found.get(check):
-            yield _finding(where, check, "leak", shared.count, many, shared.said, shared.examples[:_EXAMPLES])
+            yield Finding(where, check, "leak", shared.count, many, shared.said, shared.examples[:_EXAMPLES])
         elif check == "subjects" and not (one.subjects and train.subjects):
             said = f"the {what} of its {one.noun} or of those of data.train are unknown"
-            yield _finding(where, check, "unknown", 0, 0, said)
+            yield Finding(where, check, "unknown", 0, 0, said)
         else:
-            yield _finding(where, check, "ok", 0, many, f"none of its {many} {what} is in data.train")
+            yield Finding(where, check, "ok", 0, many, f"none of its {many} {what} is in data.train")
 
 
 def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator[Finding]:
@@ -357,14 +359,14 @@ def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator
     if others:
         said = said or f"shares nothing with {few(others)}"
         count = sum(some.count for some in shared)
-        yield _finding(where, "scored twice", "odd" if shared else "ok", count, len(one), said, examples[:_EXAMPLES])
+        yield Finding(where, "scored twice", "odd" if shared else "ok", count, len(one), said, examples[:_EXAMPLES])
 
 
 def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen, whole: bool) -> Finding:
     """Find images that look like one in data.train; equal content is a finding of its own."""
     if not (len(seen.places) and len(trained.places)):
         said = f"its {one.noun} were compared by content only"
-        return _finding(where, "look-alikes", "unknown", 0, 0, said)
+        return Finding(where, "look-alikes", "unknown", 0, 0, said)
     twins = leakage.look_alikes(seen.cells, trained.cells, mirrored=True, whole=whole)
     pairs = np.stack([seen.places[twins.here], trained.places[twins.there]], 1)
     other = one.prints[pairs[:, 0]] != train.prints[pairs[:, 1]]
@@ -376,12 +378,13 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
         whose += f" ({len(trained.places)} of its {len(train)} were compared)"
     if not len(pairs):
         said = f"none of {of} looks like one in {whose}"
-        return _finding(where, "look-alikes", "ok", 0, twins.compared, said)
-    words = leakage.sample_names(one, train, pairs[:_EXAMPLES])
-    how = zip(words, twins.alike[other].tolist(), twins.mirrored[other].tolist(), strict=False)
+        return Finding(where, "look-alikes", "ok", 0, twins.compared, said)
+    words = leakage.sample_names(one, train, pairs)
+    how = zip(words, twins.alike[other].tolist(), twins.mirrored[other].tolist(), strict=True)
     words = [f"{word} ({alike:.3f}{', mirrored' if flip else ''})" for word, alike, flip in how]
-    said = f"{len(pairs)} of {of} look like one in {whose}: {_listed(words, len(pairs))}"
-    return _finding(where, "look-alikes", "leak", len(pairs), twins.compared, said, words, pairs)
+    said = f"{len(pairs)} of {of} look like one in {whose}: {few(words)}"
+    examples, places = words[:_EXAMPLES], pairs[:_EXAMPLES].tolist()
+    return Finding(where, "look-alikes", "leak", len(pairs), twins.compared, said, examples, places)
 
 
 def _classes(where: str, one: Held) -> Iterator[Finding]:
@@ -400,12 +403,12 @@ def _classes(where: str, one: Held) -> Iterator[Finding]:
         said += f"; smallest: {one.classes[fewest]}, largest: {one.classes[int(counts.argmax())]}"
     if len(empty):
         said += f"; {len(empty)} empty: {few(one.classes[k] for k in empty.tolist())}"
-    yield _finding(where, "classes", "odd" if uneven or len(empty) else "ok", len(empty), len(counts), said)
+    yield Finding(where, "classes", "odd" if uneven or len(empty) else "ok", len(empty), len(counts), said)
     # Pixels, voxels and gallery people may have no class; training images may not.
     total = float(counts.sum()) + one.unlabelled
     wrong = pictures and one.unlabelled and where == _key("train")
     said = f"{_number(one.unlabelled)} of {_number(total)} {one.unit} have no class"
-    yield _finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
+    yield Finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
 
 
 def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Finding]:
@@ -419,31 +422,12 @@ def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Fi
     alike = np.unique(np.sort(alike, 1), axis=0)  # each pair is found twice
     same = leakage.label_conflicts(one.prints, one.label)
     for check, pairs, of in (("two classes", same, len(one)), ("two classes, by look", alike, twins.compared)):
-        words = leakage.sample_names(one, one, pairs[:_EXAMPLES])
-        listed = f": {_listed(words, len(pairs))}" if words else ""
+        words = leakage.sample_names(one, one, pairs)
+        listed = f": {few(words)}" if words else ""
         said = f"{number_of(len(pairs), 'pairs')} of {one.noun} that {'are' if pairs is same else 'look'} the same "
         said += f"with two different classes{listed}"
-        places = pairs if pairs is alike else ()
-        yield _finding(where, check, "odd" if words else "ok", len(pairs), of, said, words, places)
-
-
-def _finding(
-    where: str,
-    check: str,
-    verdict: Verdict,
-    count: int,
-    of: int,
-    said: str,
-    examples: Sequence[str] = (),
-    pairs: np.ndarray | Sequence[Sequence[int]] = (),
-) -> Finding:
-    more = {"examples": list(examples), "places": np.asarray(pairs, np.int64).tolist()[:_EXAMPLES]}
-    return Finding(where=where, check=check, verdict=verdict, count=count, of=of, said=said, **more)
-
-
-def _listed(words: Sequence[str], many: int) -> str:
-    """Return the first five, and the number of the others."""
-    return ", ".join(words[:5]) + (f" and {many - 5} more" if many > 5 else "")
+        places = pairs[:_EXAMPLES].tolist() if pairs is alike else []
+        yield Finding(where, check, "odd" if words else "ok", len(pairs), of, said, words[:_EXAMPLES], places)
 
 
 def _number(value: float) -> str:
