@@ -339,7 +339,7 @@ class Store:
         """
         found = run_names.finished(self._known("FINISHED"), word, self.home / "runs", recipe)
         experiment = (beside.info() if beside and not recipe else found[-1][0]).experiment
-        folders = {info.run_id: folder for info, folder in found if info.experiment == experiment}
+        folders = {info.run_id: folder for info, folder in found if info.run_id and info.experiment == experiment}
         client = self.client()
         kept = client.get_experiment_by_name(experiment or "")
         metric = kept.tags.get("mlflow.experiment.primaryMetric.name") if kept else None
