@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import signal
@@ -21,7 +22,7 @@ from trainkit.errors import UserError
 
 
 class Things(Rows):
-    """Rows of every kind of column: `blob` of any length, `grid` of 75 bytes each."""
+    """Rows of every kind of column: `blob` of any length, `grid` of 5 x 15 bytes each."""
 
     FORM = Form("things", 1, "a set of things")
 
@@ -33,19 +34,14 @@ class Things(Rows):
             Column("small", "small.npy", "uint32"),
             Column("pair", "pairs.npy", "int32", 2),
             Part("blob", "blobs.bin", "offsets.npy"),
-            Part("grid", "grids.bin", stride=75),
+            Part("grid", "grids.npy", shape=(5, 15)),
         ]
 
-    @classmethod
-    def identity(cls, manifest):
-        return [str(manifest["rows"])]
+    IDENTITY = ("rows",)
 
     @classmethod
     def beside(cls, manifest):
         return ["extra.npy"]
-
-    def _check_manifest(self, manifest):
-        self.refuse_entries(manifest, {"rows": type(manifest.get("rows")) is not int})
 
 
 MANY = 41
@@ -88,8 +84,12 @@ def check(data: Things) -> None:
         for i, begin, end in zip(some.tolist(), *data.spans(name, some), strict=True):
             assert data.span(name, i) == (begin, end)
             assert data.stored(int(begin), int(end)).tobytes() == bytes(np.ascontiguousarray(row(i)[name]).data)
+    assert (data.arrays("grid", some) == np.stack([row(i)["grid"] for i in some])).all()
+    assert data.arrays("grid", some[:0]).shape == (0, 5, 15)
+    for outside in (-1, MANY):
+        with pytest.raises(ValueError, match=f"row {outside} of a set of 41"):
+            data.arrays("grid", np.asarray([3, outside]))
     if not data.on_network:
-        assert (data.slots("grid", (5, 15))[data.slot("grid", some)] == np.stack([row(i)["grid"] for i in some])).all()
         assert (data.array("grid", 7, np.uint8, (75,)).reshape(5, 15) == row(7)["grid"]).all()
 
 
@@ -322,6 +322,55 @@ def test_another_key_begins_anew_and_a_failure_leaves_nothing(tmp_path, things):
         writer.add(row(0))
         raise KeyboardInterrupt
     assert len(partials(tmp_path)) == 1 and not (tmp_path / "fails").exists()
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), None])
+def test_with_keep_also_what_failed_or_was_given_up_goes_on(tmp_path, things, error):
+    with (
+        contextlib.suppress(UserError),
+        Writer(tmp_path / "half", Things.layout({}), key="things", batch_rows=7, keep=True) as writer,
+    ):
+        for i in range(25):
+            writer.add(row(i))
+        if error:
+            raise error
+    assert len(partials(tmp_path)) == 1
+    with Writer(tmp_path / "half", Things.layout({}), key="things", batch_rows=7) as writer:
+        assert writer.rows == 21
+    assert write(tmp_path / "half", key="things").digest == things.digest
+
+
+def test_a_disk_that_refuses_the_name_leaves_all_but_the_name(tmp_path, things, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(rows_writer.Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(5, "pulled out")))
+        with (
+            pytest.raises(UserError, match=r"half: cannot be written \(pulled out\)"),
+            Writer(tmp_path / "half", Things.layout({}), key="things", batch_rows=7, keep=True) as writer,
+        ):
+            for i in range(MANY):
+                writer.add(row(i))
+            writer.replace("number", np.arange(MANY) * 10)
+            writer.save("extra.npy", np.arange(3))
+            writer.publish(Things, {"rows": MANY})
+    with Writer(tmp_path / "half", Things.layout({}), key="things", batch_rows=7, keep=True) as writer:
+        assert writer.rows == MANY
+    data = write(tmp_path / "half", key="things")
+    check(data)
+    assert {file.name for file in data.path.iterdir()} == {"rows.arrow", "manifest.json", "extra.npy"}
+
+
+def test_nothing_is_overwritten_and_a_full_disk_is_one_sentence(tmp_path, things):
+    with pytest.raises(UserError, match="exists; expected a new folder"):
+        Writer(things.path, Things.layout({}))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"), Writer(tmp_path / "file" / "set", Things.layout({})):
+        pass
+    with (
+        pytest.raises(UserError, match=r"full: cannot be written \(No space left"),
+        Writer(tmp_path / "full", Things.layout({})),
+    ):
+        raise OSError(28, "No space left on device")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "set"]
 
 
 def test_two_do_not_write_the_same(tmp_path):

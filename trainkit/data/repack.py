@@ -1,7 +1,7 @@
-"""Sets in the form of before `rows`, a folder of one file for each column: recognised, and packed anew once.
+"""Sets that are packed once, into the cache: of their sources, or of a set in the form of before `rows`.
 
-What a user imported stays as it is and where it is; the set in the form of today goes into the cache. Its content, and
-with it its digest, is the same.
+That was a folder of one file for each column. What a user imported stays as it is and where it is; its content, and
+with it its digest, is the same in the form of today.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,17 +21,11 @@ from trainkit.data.rows_writer import Writer
 from trainkit.errors import UserError
 from trainkit.files import Json, sha256
 
-Known = Callable[[Path, Mapping[str, Json]], Mapping[str, Sequence[Json]]]
-"""Gives of parts without offsets the bytes of each row, and texts that had no file, by the names of the columns."""
+Kind = TypeVar("Kind", bound=Rows)
 
 _log = logging.getLogger(__name__)
 _HEADER = 128
 """Bytes of the header of `images.npy`, whatever the number of rows."""
-
-
-def nothing(path: Path, manifest: Mapping[str, Json]) -> dict[str, Sequence[Json]]:
-    """Return nothing: every part has offsets, or as many bytes in each row, and every text a file."""
-    return {}
 
 
 def is_old(path: Path, kind: type[Rows]) -> bool:
@@ -42,7 +37,7 @@ def is_old(path: Path, kind: type[Rows]) -> bool:
         return False
 
 
-def current(path: Path, kind: type[Rows], known: Known = nothing) -> Path:
+def current(path: Path, kind: type[Rows]) -> Path:
     """Return where a set is in the form of today: `path`, or, of one in that of before, a place in the cache.
 
     Raises UserError where one of before is damaged.
@@ -50,27 +45,39 @@ def current(path: Path, kind: type[Rows], known: Known = nothing) -> Path:
     if not is_old(path, kind):
         return path
     key = cache.key([kind.FORM.format, kind.FORM.version], [path / row_files.MANIFEST])
-    return _anew(path, cache.place(f"anew-{key}"), kind, known)
+    return _anew(path, cache.place(f"anew-{key}"), kind)
 
 
-def placed(key: str, kind: type[Rows], known: Known = nothing) -> Path:
-    """Return the place of a set in the cache; what an earlier version packed of the same files is packed anew there."""
+def pack_once(
+    key: str, kind: type[Kind], make: Callable[[Path, cache.Progress], object], what: str, unit: str = "image"
+) -> Kind:
+    """Open a set of the cache; where it is not there yet, `make` writes it to the folder that it is given.
+
+    Processes that start together make it once. What an earlier version packed under this key is packed anew. `what`
+    and `unit` as of `cache.make_once`; raises what `make` raises.
+    """
     before, folder = cache.place(key), cache.place(f"{key}-rows")
     if not row_files.is_packed(folder) and is_old(before, kind):
-        _anew(before, folder, kind, known)
-    return folder
+        _anew(before, folder, kind)
+
+    def made(on_progress: cache.Progress) -> None:
+        _log.info("%s into %s, once", what, folder)
+        make(folder, on_progress)
+
+    cache.make_once(folder, row_files.is_packed, made, what, unit)
+    return kind(folder)
 
 
-def _anew(path: Path, folder: Path, kind: type[Rows], known: Known) -> Path:
+def _anew(path: Path, folder: Path, kind: type[Rows]) -> Path:
     def make(on_progress: cache.Progress) -> None:
         _log.warning("%s is in the form of an earlier version: packed anew, once, into %s", path, folder)
-        pack(path, folder, kind, on_progress, known)
+        pack(path, folder, kind, on_progress)
 
     cache.make_once(folder, row_files.is_packed, make, f"packing {path} anew", "row")
     return folder
 
 
-def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress, known: Known = nothing) -> None:
+def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress) -> None:
     """Write a set in the form of before to `out`. Raises UserError where it is damaged."""
     manifest = row_files.read_manifest(path, kind.FORM)
     entries = manifest.pop("files")
@@ -80,7 +87,7 @@ def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress, k
     manifest |= {"grouped": True} if "groups.npy" in entries else {}
     with Writer(out, kind.layout(manifest), batch_rows=kind.BATCH_ROWS) as writer:
         total = 0
-        for total, row in enumerate(_rows(path, manifest, kind, known), start=1):
+        for total, row in enumerate(_rows(path, manifest, kind), start=1):
             writer.add(row)
             on_progress(total, manifest.get("rows", total))
         for name in kind.beside(manifest):
@@ -91,10 +98,10 @@ def pack(path: Path, out: Path, kind: type[Rows], on_progress: cache.Progress, k
         raise UserError(str(path), "its digest does not match its entries", remedy=row_files.REBUILD)
 
 
-def _rows(path: Path, manifest: Mapping[str, Json], kind: type[Rows], known: Known) -> Iterator[dict[str, object]]:
+def _rows(path: Path, manifest: Mapping[str, Json], kind: type[Rows]) -> Iterator[dict[str, object]]:
     """Yield the rows of a set in the form of before."""
     columns: dict[str, Callable[[int], object]] = {}
-    found, count = known(path, manifest), 0
+    found, count = kind.of_before(path, manifest), 0
     for spec in kind.layout(manifest):
         file = path / spec.file
         if isinstance(spec, Column):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from trainkit.files import Json
 FILE, MANIFEST = "rows.arrow", "manifest.json"
 MANIFEST_LIMIT = 16 << 20
 """Largest manifest that is read, in bytes: a batch takes 200 of them."""
+ABSENT = object()
+"""What an entry is that a manifest has not."""
 REBUILD = "remove the folder and import the set again"
 RENAME = f"rename them in its source, {REBUILD}"
 
@@ -50,10 +53,14 @@ class Part:
     file: str
     offsets: str = ""
     """The `.npy` file in whose bytes it is hashed where each row begins; empty where that follows from others."""
-    stride: int = 0
-    """Bytes of a row where all have as many, else 0."""
-    header: bytes = b""
-    """What stands before the rows in the bytes that are hashed."""
+    dtype: str = "uint8"
+    shape: tuple[int, ...] = ()
+    """Of each row, an array, where all have one shape: they are hashed as an `.npy` file of all then; else empty."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row where all have as many, else 0."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape) if self.shape else 0
 
 
 Layout = Sequence[Column | Text | Part]
@@ -70,6 +77,8 @@ class Form:
     """Such a folder in words."""
     command: str = "trainkit"
     """The command that makes one."""
+    counted: str = "rows"
+    """The entry of a manifest that has the number of rows."""
 
 
 def entry_width(spec: Column | Text | Part) -> int:
@@ -106,9 +115,28 @@ def listed(path: Path) -> tuple[str, ...]:
     return tuple(found)
 
 
-def is_packed(path: Path) -> bool:
-    """Return True for a folder with a manifest."""
-    return (path / MANIFEST).is_file()
+def is_packed(path: Path, form: Form | None = None) -> bool:
+    """Return True for a folder with a manifest; with `form` for one of this form."""
+    try:
+        with (path / MANIFEST).open("rb") as file:
+            return form is None or f'"{form.format}"'.encode() in file.read(MANIFEST_LIMIT)
+    except OSError:
+        return False
+
+
+def is_count(value: Json) -> bool:
+    """Return True for a whole number that is not below 0."""
+    return type(value) is int and value >= 0
+
+
+def is_text(value: Json) -> bool:
+    """Return True for a text."""
+    return isinstance(value, str)
+
+
+def is_list(value: Json, of: Callable[[Json], bool], lengths: Container[int] = range(1 << 62)) -> bool:
+    """Return True for a list of some length whose values `of` is true of."""
+    return isinstance(value, list) and len(value) in lengths and all(map(of, value))
 
 
 def read_manifest(path: Path, form: Form) -> dict[str, Json]:

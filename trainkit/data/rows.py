@@ -30,15 +30,14 @@ process (SIGBUS), so on these the columns are read into memory when the file is 
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import io
-import math
+import json
 import mmap
 import os
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -47,6 +46,7 @@ import numpy as np
 
 from trainkit import files
 from trainkit.data.row_files import (
+    ABSENT,
     FILE,
     MANIFEST,
     REBUILD,
@@ -56,7 +56,7 @@ from trainkit.data.row_files import (
     Part,
     Text,
     entry_width,
-    mapped,
+    is_count,
     read_manifest,
     unreadable,
 )
@@ -77,6 +77,10 @@ class Rows(ABC):
     """A folder of rows opened for reading. Pickles as its path, so spawned workers map the file themselves."""
 
     FORM: ClassVar[Form]
+    ENTRIES: ClassVar[Mapping[str, Callable[[Json], bool]]] = {}
+    """Of entries of a manifest, whether a value can be one; the number of rows is known to `Rows`."""
+    IDENTITY: ClassVar[Sequence[str]] = ()
+    """Entries that the digest is of, where they are there, beside the hashes of columns and files."""
     BATCH_ROWS: ClassVar[int] = 1 << 16
     """Most rows of a batch."""
 
@@ -84,8 +88,10 @@ class Rows(ABC):
         """Check manifest, digest, sizes of all files and hashes of small ones, and map them. Raises UserError."""
         self.path = Path(path)
         self.manifest = manifest = read_manifest(self.path, self.FORM)
-        self._check_manifest(manifest)
-        self._check_entries()
+        for key, can_be in {self.FORM.counted: is_count, **self.ENTRIES}.items():
+            if not can_be(manifest.get(key, ABSENT)):
+                raise self.damaged(MANIFEST, f"{key}: {manifest.get(key)!r}"[:200])
+        self._check_files()
         if manifest.get("digest") != self.digest_of(manifest):
             raise self.damaged(MANIFEST, "its digest does not match its entries")
         for name, entry in self._on_disk().items():
@@ -115,7 +121,7 @@ class Rows(ABC):
         self._map()
 
     def __len__(self) -> int:
-        return self.manifest["rows"]
+        return self.manifest[self.FORM.counted]
 
     # ---- What a kind of data says of itself
 
@@ -125,13 +131,10 @@ class Rows(ABC):
         """Return the columns of a set; of one of 0 rows without those that are not there yet."""
 
     @classmethod
-    @abstractmethod
     def identity(cls, manifest: Mapping[str, Json]) -> Sequence[str]:
         """Return lines that the digest is of, beside the hashes of columns and files."""
-
-    @abstractmethod
-    def _check_manifest(self, manifest: dict[str, Json]) -> None:
-        """Raise UserError for entries that cannot be."""
+        known = [manifest[key] for key in cls.IDENTITY if key in manifest]
+        return [json.dumps(known, sort_keys=True)] if known else []
 
     def _check_columns(self) -> None:  # noqa: B027 - not every kind has what to check
         """Raise UserError for numbers that cannot be."""
@@ -146,6 +149,12 @@ class Rows(ABC):
         """Return the files of columns that are written and not part of the set: of groups where none are known."""
         return ()
 
+    @classmethod
+    def of_before(cls, path: Path, manifest: Mapping[str, Json]) -> Mapping[str, Sequence[Json]]:
+        """Return, of a set in the form of before (`repack`), the bytes of each row of parts without offsets, and texts
+        that had no file, by the names of the columns."""
+        return {}
+
     # ---- Opening
 
     @classmethod
@@ -155,7 +164,7 @@ class Rows(ABC):
         lines = [cls.FORM.format, str(cls.FORM.version), *cls.identity(manifest)]
         return hashlib.sha256("\n".join([*lines, *(f"{n} {hash}" for n, hash in entries)]).encode()).hexdigest()
 
-    def _check_entries(self) -> None:
+    def _check_files(self) -> None:
         """Raise UserError where the manifest does not list the files that there must be, and these alone.
 
         They are a fixed list, so a manifest cannot point outside its folder.
@@ -213,12 +222,6 @@ class Rows(ABC):
             self._entry[name] = table[:, at : at + entry_width(spec)].T.copy()
             self._sound[name] = np.zeros(len(table), bool)
             at += entry_width(spec)
-        self._firsts = self._first.tolist()
-        # Of each batch the word in which the offset of row 0 would be, and where data begin.
-        self._places = {
-            name: list(zip((entry[0] // 8 - self._first[:-1]).tolist(), entry[1].tolist(), strict=True))
-            for name, entry in self._entry.items()
-        }
         self._columns: dict[str, np.ndarray] = {}
         size = self.manifest["arrow"]["bytes"]
         try:
@@ -285,8 +288,7 @@ class Rows(ABC):
 
     def at(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return the numbers of some rows of a column that has one each."""
-        spec, batch = self._spec(name, Column), np.searchsorted(self._first, rows, side="right") - 1
-        self._prove(name, batch)
+        spec, batch = self._spec(name, Column), self._batch(name, rows)
         begins = self._entry[name][0] // np.dtype(spec.dtype).itemsize - self._first[:-1]
         return self._as[spec.dtype][begins[batch] + rows]
 
@@ -300,26 +302,38 @@ class Rows(ABC):
 
     def text(self, name: str, row: int) -> str:
         """Read the text of a row."""
-        batch = int(np.searchsorted(self._first, row, side="right")) - 1
+        (batch,) = self._batch(name, np.asarray([row])).tolist()
         return self._texts(name, batch, int(row - self._first[batch]))[0]
 
     def spans(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where a part of some rows begins and ends in the file, int64. Raises UserError for damaged offsets."""
-        batch = np.searchsorted(self._first, rows, side="right") - 1
-        self._prove(name, batch)
+        batch = self._batch(name, rows)
         offsets, data, _, _ = self._entry[name]
         places, begins = (offsets // 8 - self._first[:-1])[batch] + rows, data[batch]
         words = self._as["int64"]
         return begins + words[places], begins + words[places + 1]
 
     def span(self, name: str, row: int) -> tuple[int, int]:
-        """Return where a part of one row begins and ends, as `spans`, in a tenth of its time."""
-        batch = bisect.bisect_right(self._firsts, row) - 1
-        if not self._sound[name][batch]:
-            self._prove(name, np.asarray([batch]))
-        place, data = self._places[name][batch]
-        begin, end = self._as["int64"][place + row : place + row + 2].tolist()
-        return data + begin, data + end
+        """Return where a part of one row begins and ends, as `spans`."""
+        begins, ends = self.spans(name, np.asarray([row]))
+        return int(begins[0]), int(ends[0])
+
+    def arrays(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Read a part that is an array of one shape, of some rows: a fresh array (rows, *shape).
+
+        Raises UserError for damaged offsets, ValueError for rows that are not there.
+        """
+        spec = self._spec(name, Part)
+        begins, ends = self.spans(name, rows)
+        if self.on_network:
+            found = np.empty((len(rows), spec.stride), np.uint8)
+            for out, begin, end in zip(found, begins.tolist(), ends.tolist(), strict=True):
+                out[:] = self.read(begin, end)
+        else:
+            # Overlapping rows, one for each byte of the file: numpy takes any of them in one call.
+            places = (len(self._bytes) - spec.stride + 1, spec.stride)
+            found = np.ndarray(places, np.uint8, self._bytes.data, strides=(1, 1))[begins]
+        return found.view(spec.dtype).reshape(len(rows), *spec.shape)
 
     def stored(self, begin: int, end: int) -> np.ndarray:
         """Return bytes of a part, uint8, not to be written to; `begin` and `end` are of `spans`."""
@@ -336,23 +350,22 @@ class Rows(ABC):
             raise self.damaged(FILE, f"{found.nbytes} bytes of {name} in row {row}", f"{np.dtype(dtype)} {shape}")
         return found.view(dtype).reshape(shape)
 
-    def slots(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Return the file as an array of so many bytes of a part in each row, so that any rows are taken by one
-        `np.take`: rows lie in a grid, and what is between two batches takes some of its places. Not on a network disk.
-        """
-        data, stride = self._entry[name][1], math.prod(shape)
-        first = int(data[0]) if len(data) else 0
-        if ((data - first) % stride).any():
-            raise self.damaged(MANIFEST, f"batches whose {name} do not lie in one grid")
-        many = (len(self._bytes) - first) // stride
-        return self._bytes[first : first + many * stride].reshape(many, *shape)
+    def compare(self, row: int, data: bytes | memoryview) -> None:
+        """Raise UserError where a part of a row is not what was written, by the column `crc`."""
+        if zlib.crc32(data) != int(self.at("crc", np.asarray([row]))[0]):
+            raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=REBUILD)
 
-    def slot(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Return which of `slots` some rows are. Raises UserError for damaged offsets."""
-        spec, data = self._spec(name, Part), self._entry[name][1]
+    def _batch(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Return in which batch each of some rows is, when what these say of a column was compared.
+
+        Raises UserError where it differs from what was written, ValueError for rows that are not there.
+        """
+        outside = rows[(rows < 0) | (rows >= len(self))]
+        if outside.size:
+            raise ValueError(f"row {outside[0]} of a set of {len(self)}")
         batch = np.searchsorted(self._first, rows, side="right") - 1
         self._prove(name, batch)
-        return ((data - data[:1]) // spec.stride - self._first[:-1])[batch] + rows
+        return batch
 
     def _spec(self, name: str, kind: type[Spec]) -> Spec:
         spec = self._layout[name]
@@ -390,7 +403,8 @@ class Rows(ABC):
             return
         spec, entry = self._layout[name], self._entry[name]
         for batch in np.unique(batches[~sound[batches]]).tolist():
-            rows, (begin, *other, crc) = self._firsts[batch + 1] - self._firsts[batch], entry[:, batch].tolist()
+            begin, *other, crc = entry[:, batch].tolist()
+            rows = int(self._first[batch + 1] - self._first[batch])
             if isinstance(spec, Column):
                 size = rows * np.dtype(spec.dtype).itemsize * max(1, spec.width)
                 found = zlib.crc32(self._at_once(begin, begin + size).data)
@@ -427,7 +441,7 @@ class Rows(ABC):
                     found = self._texts(spec.name, batch)
                     yield "".join(f"{text}\n" for text in found if text or not spec.sparse).encode()
             elif name == spec.file and isinstance(spec, Part):
-                yield spec.header
+                yield _npy_header(spec.dtype, (len(self), *spec.shape)) if spec.shape else b""
                 _, data, length, _ = self._entry[spec.name]
                 for begin, end in zip(data.tolist(), (data + length).tolist(), strict=True):
                     yield from (self.read(at, min(at + _CHUNK, end)).data for at in range(begin, end, _CHUNK))
@@ -464,6 +478,15 @@ class Rows(ABC):
         return self.manifest["digest"]
 
     @property
+    def originals(self) -> str | None:
+        """SHA-256 of what was packed, before it was prepared; None of kinds and sets without it.
+
+        Equal for sets of the same files that were packed in other sizes.
+        """
+        found = self.manifest.get("originals")
+        return found if isinstance(found, str) else None
+
+    @property
     def bytes(self) -> int:
         """Size of all files."""
         return sum(entry["bytes"] for entry in self._on_disk().values())
@@ -482,19 +505,6 @@ class Rows(ABC):
     def damaged(self, name: str, found: str, expected: str = "") -> UserError:
         """Return the UserError about one of the files."""
         return UserError(str(self.path / name), found, expected, REBUILD)
-
-    def refuse_entries(self, manifest: Mapping[str, Json], wrong: Mapping[str, bool], expected: str = "") -> None:
-        """Raise UserError for the first entry of a manifest that is marked as wrong."""
-        for key in wrong:
-            if wrong[key]:
-                raise self.damaged(MANIFEST, f"{key}: {manifest.get(key)!r}"[:200], expected)
-
-    def beside_array(self, name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Map an .npy file beside the rows. Raises UserError where it holds another array."""
-        array = mapped(self.path / name)
-        if array.shape != shape or array.dtype != dtype:
-            raise self.damaged(name, f"{array.dtype} {array.shape}", f"{dtype} {shape}")
-        return array
 
 
 _U32 = 0xFFFFFFFF

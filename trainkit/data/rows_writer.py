@@ -2,20 +2,20 @@
 
 What is written of a batch is in no memory any more, so a set of any size takes that of one batch. Beside the rows a
 journal notes each batch that is whole: with a `key`, a writing that was killed is resumed by the next one of that
-key, which reads what is there once and compares it with its CRC-32. A failure leaves nothing.
+key, which reads what is there once and compares it with its CRC-32. A failure leaves nothing, but where it is to be
+resumed too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -47,10 +47,12 @@ class Writer:
         key: str = "",
         state: Callable[[], Json] = lambda: None,
         batch_rows: int = BATCH_ROWS,
+        keep: bool = False,
     ):
-        """Of equal `key`, another writing resumes one that was killed; `state` gives what is to be known then of
-        the rows since the last batch, and `restored` has it of those that are there. Raises UserError where `out`
-        already exists."""
+        """Of equal `key`, another writing resumes one that was killed, with `keep` also one that failed or was given
+        up; `state` gives what is to be known then of the rows since the last batch, and `restored` has it of those that
+        are there. Raises UserError where `out` already exists."""
+        self._keep = keep
         self.out, self.layout, self.key, self._state, self._most = Path(out), layout, key, state, batch_rows
         if self.out.exists():
             raise UserError(str(out), "exists", "a new folder", "remove it or choose another")
@@ -59,7 +61,6 @@ class Writer:
         self.rows = 0
         self.restored: list[Json] = []
         self._batches: list[list[int]] = []
-        self._grid: dict[str, int] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -106,7 +107,7 @@ class Writer:
                 try:
                     found = json.loads(line)
                     data = self._file.read(found["end"] - end)
-                    if len(data) < found["end"] - end or self._crc([data], end, found["batch"]) != found["crc"]:
+                    if len(data) < found["end"] - end or self._crc(data, end, found["batch"]) != found["crc"]:
                         break
                 except (ValueError, KeyError, TypeError, IndexError):
                     break
@@ -119,9 +120,6 @@ class Writer:
             file.seek(size)
         if end == 0:
             self._file.write(head.to_pybytes())
-        for name, at in self._grids():
-            if self._batches:
-                self._grid[name] = self._batches[0][at]
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         for file in (self._file, self._journal):
@@ -133,7 +131,7 @@ class Writer:
         self._lock.release()
         # Told to stop, it can be resumed as after a kill.
         stopped = error is not None and not isinstance(error, Exception)
-        if not (stopped and self.key and self._batches):
+        if not ((stopped or self._keep) and self.key and self._batches):
             shutil.rmtree(self.folder, ignore_errors=True)
         if isinstance(error, OSError):
             raise UserError(str(self.out), f"cannot be written ({error.strerror or error})") from error
@@ -158,26 +156,18 @@ class Writer:
 
         made, crcs = zip(*(self._array(spec) for spec in self.layout), strict=True)
         message = pa.RecordBatch.from_arrays(list(made), schema=self._schema).serialize()
-        begin, head = self._file.seek(0, os.SEEK_END), 8 + int.from_bytes(message[4:8].to_pybytes(), "little")
-        places = self._places(message)
-        gap = self._gap(begin, places)
+        begin, places = self._file.seek(0, os.SEEK_END), self._places(message)
         entry = [self._waiting]
         for spec, crc in zip(self.layout, crcs, strict=True):
-            at = [place + begin + gap for place in places[spec.name]]
+            at = [place + begin for place in places[spec.name]]
             entry += [at[0], crc] if isinstance(spec, Column) else [*at, self._length(spec), crc]
-        # Zeros behind the description of a batch are part of it.
-        data = message[:4].to_pybytes() + (head - 8 + gap).to_bytes(4, "little") + message[8:head].to_pybytes()
-        data += bytes(gap)
-        self._file.write(data)
-        self._file.write(message[head:])
+        self._file.write(message)
         self._file.flush()
         self._batches.append(entry)
-        crc = self._crc([data, message[head:]], begin, entry)
+        crc = self._crc(message, begin, entry)
         line = {"end": self._file.tell(), "crc": crc, "batch": entry, "state": self._state()}
         self._journal.write(json.dumps(line).encode() + b"\n")
         self._journal.flush()
-        for name, at in self._grids():
-            self._grid.setdefault(name, entry[at])
         self._forget()
 
     def _array(self, spec: Column | Text | Part) -> tuple[Any, int]:
@@ -200,20 +190,16 @@ class Writer:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(kind, len(values), buffers), crc
 
-    def _crc(self, pieces: Sequence[bytes | Any], begin: int, entry: Sequence[int]) -> int:
-        """Compute the CRC-32 of a batch that begins at byte `begin`, without columns that are known only at the end."""
-        cuts, at, crc = [], 1, 0
+    def _crc(self, batch: bytes | Any, begin: int, entry: Sequence[int]) -> int:
+        """Compute the CRC-32 of a batch that begins at byte `begin`, with zeros for what is known only at the end."""
+        data, at = bytearray(batch), 1
         for spec in self.layout:
             if isinstance(spec, Column) and spec.late:
-                cuts.append((entry[at], entry[at] + entry[0] * np.dtype(spec.dtype).itemsize))
+                first = entry[at] - begin
+                place = slice(first, first + entry[0] * np.dtype(spec.dtype).itemsize)
+                data[place] = bytes(len(data[place]))
             at += row_files.entry_width(spec)
-        for piece in map(memoryview, pieces):
-            last = 0
-            for first, end in cuts:
-                if begin <= first and end <= begin + len(piece):
-                    crc, last = zlib.crc32(piece[last : first - begin], crc), end - begin
-            crc, begin = zlib.crc32(piece[last:], crc), begin + len(piece)
-        return crc
+        return zlib.crc32(data)
 
     def _length(self, spec: Text | Part) -> int:
         return sum(map(_size, self._pending[spec.name]))
@@ -231,23 +217,6 @@ class Writer:
             if len(places[spec.name]) == 1 and not isinstance(spec, Column):
                 places[spec.name].append(0)
         return places
-
-    def _gap(self, begin: int, places: Mapping[str, list[int]]) -> int:
-        """Return how many bytes, a multiple of 8, bring the rows of a part to the grid of those before."""
-        for spec in self.layout:
-            if isinstance(spec, Part) and spec.stride and spec.name in self._grid:
-                off = -(places[spec.name][1] + begin - self._grid[spec.name]) % spec.stride
-                common = math.gcd(8, spec.stride)
-                return 8 * (off // common * pow(8 // common, -1, spec.stride // common) % (spec.stride // common))
-        return 0
-
-    def _grids(self) -> Iterator[tuple[str, int]]:
-        """Yield the parts that lie in a grid, and where the entry of a batch has the beginning of their data."""
-        at = 1
-        for spec in self.layout:
-            if isinstance(spec, Part) and spec.stride:
-                yield spec.name, at + 1
-            at += row_files.entry_width(spec)
 
     # ---- The end
 
@@ -295,12 +264,13 @@ class Writer:
         whole["digest"] = kind.digest_of(whole)
         (self.folder / row_files.MANIFEST).write_text(_text(whole), "utf-8")
         self._lock.release()
-        for name in (JOURNAL, _LOCK):
-            (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.iterdir():
             sync_file(path)
         sync_folder(self.folder)
         self.folder.rename(self.out)
+        for name in (JOURNAL, _LOCK):  # not before: where the disk refuses the name, all but the name is there
+            (self.out / name).unlink(missing_ok=True)
+        sync_folder(self.out)
         sync_folder(self.out.parent)
 
 

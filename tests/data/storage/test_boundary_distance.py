@@ -5,7 +5,6 @@ import math
 import shutil
 
 import numpy as np
-import packed_rows
 import pytest
 import scene_sets
 from hypothesis import example, given, settings
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from trainkit.config.validation import validate
-from trainkit.data import rows
 from trainkit.data.scenes import files, label_maps, sources
 from trainkit.data.storage import boundary_distance, mask_store
 from trainkit.data.storage.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
@@ -226,38 +224,10 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
     found = distances_once(data, Distance())
     manifest = json.loads((found.path / "manifest.json").read_text())
     manifest["of"] = other.digest
-    (found.path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="digest does not match"):
-        distances_once(data, Distance())
     manifest["digest"] = Distances.digest_of(manifest)
     (found.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="of other masks"):
         distances_once(data, Distance())
-
-
-@pytest.mark.parametrize("place", [-11, 40, 900])
-def test_a_damaged_file_is_refused(tmp_path, place):
-    data, name = packed(tmp_path / "set"), r"rows\.arrow"
-    file = distances_once(data, Distance()).path / "rows.arrow"
-    content = bytearray(file.read_bytes())
-    content[place] ^= 4
-    file.write_bytes(content)
-    with pytest.raises(UserError, match=rf"{name}: is not what was written.*remove the folder"):
-        distances_once(data, Distance())
-    file.write_bytes(content[:-1])
-    with pytest.raises(UserError, match=rf"{name}: \d+ bytes; expected"):
-        distances_once(data, Distance())
-
-
-def test_a_damaged_row_of_a_large_file_is_refused_when_it_is_read(tmp_path, monkeypatch):
-    data = packed(tmp_path / "set")
-    found = distances_once(data, Distance())
-    packed_rows.damage(found, "map", 2, 9)
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
-    found = distances_once(data, Distance())
-    found.map(0), found.map(1)
-    with pytest.raises(UserError, match=r"row 2: is not what was written \(checksum differs\)"):
-        found.map(2)
 
 
 def test_a_failure_leaves_nothing(tmp_path, cache, monkeypatch):
@@ -284,11 +254,3 @@ def test_the_largest_cap_is_computed_exactly():
     away = np.hypot(np.maximum(np.abs(y - 64) - 0.5, 0), np.maximum(np.abs(x - 64) - 0.5, 0))
     away[64, 64] = 0.5
     assert found == pytest.approx(np.minimum(away, 63.75), abs=1e-5)
-
-
-def test_what_is_no_folder_of_maps_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist; expected a folder of distance maps"):
-        Distances(tmp_path / "nothing")
-    data = packed(tmp_path / "set")
-    with pytest.raises(UserError, match="not the manifest of a folder of distance maps"):
-        Distances(data.path)

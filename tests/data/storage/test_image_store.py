@@ -1,4 +1,3 @@
-import errno
 import io
 import json
 import threading
@@ -197,33 +196,9 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
         Packed(folder)
 
 
-@pytest.mark.parametrize(
-    "size", [[8], [8, 8, 8], [8, 0], [-8, 8], ["8", 8], [8.0, 8], "8", True, {}, 10**9, [1, 10**9]]
-)
-def test_an_image_size_that_is_none_is_refused(folder, size):
-    file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_size": size}))
-    with pytest.raises(UserError, match=r"manifest\.json: image_size"):
-        Packed(folder)
-
-
-def test_a_manifest_that_leaves_the_size_open_does_not_open_a_set_of_one_size(folder):
-    file = folder / "manifest.json"
-    for change in ({"image_size": None}, {"image_size": [8, 8]}):
-        manifest = json.loads(file.read_text())
-        file.write_text(json.dumps(manifest | change))
-        with pytest.raises(UserError, match=r"manifest\.json"):
-            Packed(folder)
-        file.write_text(json.dumps(manifest))
-    del manifest["image_size"]
-    file.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="image_size"):
-        Packed(folder)
-
-
 def test_rows_that_are_not_there_are_a_mistake_of_the_caller(folder):
     for row in (-1, 12):
-        with pytest.raises(ValueError, match="rows"):
+        with pytest.raises(ValueError, match=f"row {row} of a set of 12"):
             Packed(folder).fetch(np.asarray([row]))
 
 
@@ -274,43 +249,6 @@ def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
         data.fetch(np.asarray([6, 7]))
 
 
-@pytest.mark.parametrize("name", ["rows.arrow", "manifest.json", "names.json"])
-def test_a_truncated_or_missing_file_is_named(folder, name):
-    file = folder / name
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=file.name):
-        Packed(folder)
-    file.unlink()
-    with pytest.raises(UserError, match=file.name):
-        Packed(folder)
-    assert len(verify.verify(folder)) == 1
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"rows": 10**15},
-        {"rows": -1},
-        {"rows": "12"},
-        {"image_size": 0},
-        {"classes": 2},
-        {"version": 99},
-        {"store": "other"},
-        {"protocol": "Pairs"},
-        {"files": {}},
-        {"files": {"../../etc/passwd": {"bytes": 1, "sha256": ""}}},
-        {"digest": "0" * 64},
-        {"format": None},
-    ],
-)
-def test_a_manifest_that_was_tampered_with_is_refused(folder, change):
-    file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    with pytest.raises(UserError, match="manifest"):
-        Packed(folder)
-
-
 def test_a_label_out_of_range_is_named_by_its_row(folder):
     labels = Packed(folder).labels.copy()
     labels[9] = 3
@@ -346,17 +284,6 @@ def test_an_existing_folder_is_not_written_over(folder):
     with pytest.raises(UserError, match="exists"):
         import_images.import_faces(folder.parent / "people", folder, image_size=SIZE)
     assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
-
-
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    root = people(tmp_path / "people")
-    monkeypatch.setattr(Writer, "save_json", full)
-    with pytest.raises(UserError, match="No space left"):
-        import_images.import_faces(root, tmp_path / "out" / "set", image_size=SIZE)
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_progress_counts_to_the_end(tmp_path):
@@ -576,7 +503,6 @@ def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved)
 
 def test_threads_read_what_one_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(thread_pool, "count", lambda: 3)
-    monkeypatch.setattr(image_store, "_COPIED", 1)
     monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
     for store in ("decoded", "encoded"):
         import_images.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)

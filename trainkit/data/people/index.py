@@ -1,20 +1,8 @@
 """Index of a set of people, as arrays: scanned once, kept in the cache, reopened in milliseconds.
 
-A folder of `rows` with the columns
-
-| column     | content                                                                                             |
-|------------|-----------------------------------------------------------------------------------------------------|
-| `id`       | the path of an image below the root, a name for each caption                                        |
-| `person`   | int32, whom each shows, as `names.json` numbers them; -1 for a distractor                           |
-| `camera`   | int16, -1 unknown                                                                                   |
-| `place`    | int16, which records of a person hide each other in a search; -1 hides nothing                      |
-| `modality` | int8, a place in `modalities.MODALITIES`                                                            |
-| `role`     | int8, 0 as it comes, 1 query only, 2 gallery only                                                   |
-| `of`       | int32, for a caption the record of the image that it describes, else -1                             |
-| `text`     | the words of a caption; empty for images                                                            |
-
-and beside them `queries.npy`, int32 (queries, 5), queries that the set itself gives, list after list, and `names.json`,
-names of persons and cameras.
+A folder of `rows` with the columns `id`, the path of an image below the root or a name for each caption, `text`, the
+words of a caption, empty for images, and those that are attributes of `PeopleIndex`. Beside them lie `queries.npy`,
+int32 (queries, 5), queries that the set itself gives, list after list, and `names.json`, names of persons and cameras.
 
 Records are in the order of their modalities, and in that of the set within one: images first, captions last.
 
@@ -33,6 +21,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,7 +32,7 @@ from trainkit.data.people import sources
 from trainkit.data.people.records import Layout as SetLayout
 from trainkit.data.people.records import Records
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.row_files import REBUILD, Column, Form, Layout, Text, is_packed, mapped, unreadable
+from trainkit.data.row_files import REBUILD, Column, Form, Layout, Text, is_list, is_packed, is_text, mapped, unreadable
 from trainkit.data.rows import Rows
 from trainkit.data.rows_writer import Writer
 from trainkit.errors import UserError
@@ -115,7 +104,15 @@ def _key(first: str, stamps: Mapping[str, str]) -> str:
 class PeopleIndex(Rows):
     """The index of a set of people, opened for reading; names and texts are read when asked for."""
 
-    FORM = Form(FORMAT, VERSION, "an index of people")
+    FORM = Form(FORMAT, VERSION, "an index of people", counted="records")
+    ENTRIES: ClassVar = {
+        "kind": is_text,
+        "where": is_text,
+        "root": is_text,
+        "annotations": lambda files: is_list(files, is_text),
+        "lists": lambda lists: is_list(lists, lambda one: isinstance(one, list) and [*map(type, one)] == [str, int]),
+        "seconds": lambda seconds: type(seconds) is float,
+    }
 
     kind: str
     """Its layout in words."""
@@ -147,21 +144,6 @@ class PeopleIndex(Rows):
     def beside(cls, manifest: Mapping[str, Json]) -> Sequence[str]:
         """Return the names, and the queries that the set gives."""
         return _BESIDE
-
-    @classmethod
-    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
-        """Return nothing: its files say all."""
-        return []
-
-    def _check_manifest(self, manifest: dict[str, Json]) -> None:
-        kinds = {"records": int, "kind": str, "where": str, "root": str, "annotations": list, "lists": list}
-        for key, kind in (kinds | {"seconds": float}).items():
-            self.refuse_entries(manifest, {key: type(manifest.get(key)) is not kind}, kind.__name__)
-        if not all(isinstance(e, list) and [type(part) for part in e] == [str, int] for e in manifest["lists"]):
-            raise self.damaged("manifest.json", "lists of an unknown form", "names and counts")
-
-    def __len__(self) -> int:
-        return self.manifest["records"]
 
     @property
     def sysu(self) -> bool:
@@ -296,11 +278,7 @@ def _write(folder: Path, layout: SetLayout, rows: Records, begin: float) -> None
         writer.save_json("names.json", {"persons": persons, "cameras": cameras})
         manifest: dict[str, Json] = {"kind": layout.kind, "where": layout.where}
         manifest |= {"root": os.fspath(layout.root), "annotations": [os.fspath(file) for file in layout.annotations]}
-        manifest |= {"records": len(rows), "persons": len(persons)}
-        # Only earlier versions of trainkit read these, which share the cache.
-        sysu = layout.kind == people_records.SYSU
-        manifest |= {"hides": "place" if sysu else "person", "by_person": sysu, "trials": "sysu" if sysu else "none"}
-        manifest["modalities"] = dict(zip(MODALITIES, np.bincount(modality, minlength=5).tolist(), strict=True))
+        manifest["records"] = len(rows)
         manifest["lists"] = [[name, len(some)] for name, some in rows.lists.items()]
         manifest["left_out"] = rows.losses()
         manifest["seconds"] = time.perf_counter() - begin

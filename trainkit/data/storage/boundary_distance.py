@@ -14,21 +14,18 @@ A map of 480 x 360 (CamVid) takes 27 ms to compute and 19 kB to keep, and is rea
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from trainkit.data import cache, repack
 from trainkit.data.cache import Progress
-from trainkit.data.row_files import REBUILD, Form, Layout, is_packed
+from trainkit.data.row_files import REBUILD, Form, Layout, is_text
 from trainkit.data.rows_writer import Writer
 from trainkit.data.storage import map_store
 from trainkit.data.storage.map_store import CompressedMaps
@@ -39,8 +36,6 @@ from trainkit.interfaces import IGNORED
 
 if TYPE_CHECKING:
     from trainkit.data.storage.mask_store import PackedMasks
-
-_log = logging.getLogger(__name__)
 
 FORMAT = "trainkit-distances"
 VERSION = 1
@@ -117,6 +112,8 @@ class Distances(CompressedMaps):
     """The distance maps of a set of masks, opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a folder of distance maps")
+    ENTRIES: ClassVar = {"of": is_text, "settings": lambda settings: _is_distance(settings)}
+    IDENTITY = ("rows", "of", "settings")
 
     @property
     def of(self) -> str:
@@ -144,23 +141,12 @@ class Distances(CompressedMaps):
         """Return the columns of maps."""
         return map_store.COLUMNS
 
-    @classmethod
-    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
-        """Return the number of rows, the digest of the masks, and the settings."""
-        return [json.dumps([manifest[key] for key in ("rows", "of", "settings")], sort_keys=True)]
 
-    def _check_manifest(self, manifest: dict[str, Json]) -> None:
-        settings = manifest.get("settings")
-        wrong = {
-            "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 0,
-            "of": type(manifest.get("of")) is not str,
-            "settings": not isinstance(settings, dict) or set(settings) != {"cap", "ignored"},
-        }
-        self.refuse_entries(manifest, wrong)
-        try:
-            Distance(**manifest["settings"])
-        except (TypeError, ValueError):
-            self.refuse_entries(manifest, {"settings": True})
+def _is_distance(settings: Json) -> bool:
+    try:
+        return set(settings) == {"cap", "ignored"} and Distance(**settings) is not None
+    except (TypeError, ValueError):
+        return False
 
 
 def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
@@ -169,17 +155,12 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     Raises UserError where the ones that are there are damaged, or are not those of the masks.
     """
     made = [FORMAT, VERSION, masks.digest, asdict(settings)]
-    folder = repack.placed(cache.key(made, ()), Distances)
 
-    def make(on_progress: Progress) -> None:
-        begin = time.perf_counter()
+    def make(folder: Path, on_progress: Progress) -> None:
         _write(folder, masks, settings, on_progress)
-        _log.info(
-            "computed distances of %d masks of %s in %.1f s, once", len(masks), masks.path, time.perf_counter() - begin
-        )
 
-    cache.make_once(folder, is_packed, make, f"computing distance maps of {masks.path}", "mask")
-    found = Distances(folder)
+    what = f"computing distance maps of {masks.path}"
+    found = repack.pack_once(cache.key(made, ()), Distances, make, what, "mask")
     check_fits(found, masks, settings)
     return found
 

@@ -33,18 +33,17 @@ import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from trainkit.data import repack, row_files
 from trainkit.data.formats import image_decode
 from trainkit.data.loader import thread_pool
-from trainkit.data.row_files import REBUILD, Column, Form, Part, Text, is_packed
+from trainkit.data.row_files import ABSENT, REBUILD, Column, Form, Part, Text, is_count, is_packed
 from trainkit.data.rows import Rows
 from trainkit.data.rows_writer import Writer as RowWriter
-from trainkit.data.rows_writer import line, opened, plain
+from trainkit.data.rows_writer import line, plain
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
 from trainkit.files import Json
@@ -63,15 +62,10 @@ _NEW, _CHECKED, _PLAIN = 0, 1, 2
 """Of a row: not read yet by this process, or is what was written; a JPEG that other decoders read as Pillow does."""
 _PROOFS = 16
 """Images whose pixels are compared with those imported before a faster decoder than Pillow's is believed."""
-_COPIED, _DECODED = 1 << 20, 1 << 16
-"""Bytes of pixels from which a thread of their own copies, or decodes, faster: each takes 0.1 ms or more."""
+_DECODED = 1 << 16
+"""Bytes of pixels from which a thread of their own decodes faster: each takes 0.1 ms or more."""
 _TURNS = 8
 """Slices a thread that decodes gets of a batch."""
-
-_ORIGINALS = "originals.bin"
-"""File beside the rows while they are written."""
-_ORIGINAL = 16
-"""Bytes of the hash of an image as it was before it was prepared."""
 
 _PROTOCOLS = {"Pairs": Pairs, "Templates": Templates, "Identification": Identification}
 
@@ -85,6 +79,12 @@ class Packed(Rows):
     """A packed set opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a packed set", "trainkit data import")
+    ENTRIES: ClassVar = {
+        "classes": is_count,
+        "store": lambda store: store in ("decoded", "encoded"),
+        "protocol": lambda protocol: protocol in (None, ABSENT, *_PROTOCOLS),
+        "image_size": lambda size: _is_size(size) and math.prod(_size(size) or ()) <= image_decode.PIXEL_CAP,
+    }
 
     def __init__(self, path: Path | str):
         """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
@@ -92,11 +92,10 @@ class Packed(Rows):
 
     @classmethod
     def layout(cls, manifest: Mapping[str, Json]) -> list[Column | Text | Part]:
-        """Return the columns; of each row of a set of one size as many bytes, in a file with the header of an array."""
-        image = Part("image", "images.bin", "offsets.npy")
-        size = _size(manifest["image_size"])
+        """Return the columns; of a set of decoded images, which are of one size, with arrays."""
+        image, size = Part("image", "images.bin", "offsets.npy"), _size(manifest["image_size"])
         if manifest["store"] == "decoded" and size is not None:
-            image = Part("image", "images.npy", stride=3 * size[0] * size[1], header=_header(manifest["rows"], size))
+            image = Part("image", "images.npy", shape=(3, *size))
         return [
             Text("id", "ids.txt"),
             Column("label", "labels.npy", "int64", late=True),
@@ -109,7 +108,7 @@ class Packed(Rows):
     @classmethod
     def beside(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the names of classes, of groups, and the fields of a protocol."""
-        kind = _PROTOCOLS.get(manifest["protocol"])
+        kind = _PROTOCOLS.get(manifest.get("protocol") or "")
         fields = [] if kind is None else [f"protocol.{field}.npy" for field in kind.__dataclass_fields__]
         return ["names.json", *fields, *(["groups.json"] if manifest.get("grouped") else [])]
 
@@ -140,15 +139,6 @@ class Packed(Rows):
             raise ValueError(f"{self.path} holds images of {describe(self.size)}, not squares of one size")
         return self.size[0]
 
-    @property
-    def originals(self) -> str | None:
-        """SHA-256 of the images as they were before they were prepared, and of ids, labels, groups and protocol.
-
-        Equal for sets of the same files that were packed in other sizes. None of a set that was packed without it.
-        """
-        found = self.manifest.get("originals")
-        return found if isinstance(found, str) else None
-
     @functools.cached_property
     def labels(self) -> np.ndarray:
         """int64 (rows,), the class of each; -1 in evaluation sets."""
@@ -171,10 +161,9 @@ class Packed(Rows):
 
     def protocol(self) -> Protocol | None:
         """Protocol by which this set is evaluated; None for a training set."""
-        name = self.manifest["protocol"]
-        if name is None:
+        kind = _PROTOCOLS.get(self.manifest.get("protocol") or "")
+        if kind is None:
             return None
-        kind = _PROTOCOLS[name]
         fields = {field: row_files.mapped(self.path / f"protocol.{field}.npy") for field in kind.__dataclass_fields__}
         try:
             return kind(**fields)
@@ -189,8 +178,6 @@ class Packed(Rows):
         """Read one row of any set, uint8 (height, width, 3). Raises UserError where it was damaged."""
         if self.store == "decoded":
             return np.ascontiguousarray(self.fetch(np.asarray([row]))[0].transpose(1, 2, 0))
-        if not 0 <= row < len(self):
-            raise ValueError(f"row {row} of a set of {len(self)}")
         return self._decode(row, self.stored(*self.span("image", row)))
 
     def pictures(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -206,42 +193,29 @@ class Packed(Rows):
     def fetch(self, rows: np.ndarray) -> np.ndarray:
         """Read `rows` of a set of one size, a fresh uint8 array (rows, 3, height, width).
 
-        Raises UserError at a row that was damaged, ValueError where images keep their own sizes.
+        Raises UserError at a row that was damaged, ValueError where one is not there or images keep their own sizes.
         """
         rows = np.asarray(rows, dtype=np.int64)
-        if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
-            raise ValueError(f"rows {rows.min()} .. {rows.max()} of a set of {len(self)}")
         if (size := self.size) is None:
             raise ValueError(f"{self.path}: images of their own sizes are read one by one")
+        if self.store == "decoded":
+            images = self.arrays("image", rows)
+            for place in np.flatnonzero(self._known[rows] == _NEW).tolist():
+                self._check_row(int(rows[place]), images[place].data)
+            return images
         images = np.empty((len(rows), 3, *size), np.uint8)
 
         def read(part: slice) -> None:
-            if self.store == "decoded":
-                self._copy(rows[part], images[part])
-            else:
-                self._decode_all(rows[part], images[part], image_decode.Room.of_thread(size))
+            self._decode_all(rows[part], images[part], image_decode.Room.of_thread(size))
 
-        alike, turns = (_COPIED, 1) if self.store == "decoded" else (_DECODED, _TURNS)
-        thread_pool.in_parts(read, len(rows), max(1, alike // (3 * size[0] * size[1])), turns)
+        thread_pool.in_parts(read, len(rows), max(1, _DECODED // (3 * size[0] * size[1])), _TURNS)
         return images
 
-    def _copy(self, rows: np.ndarray, images: np.ndarray) -> None:
-        if self.on_network:
-            for place, (begin, end) in enumerate(zip(*self.spans("image", rows), strict=True)):
-                images[place] = self.read(int(begin), int(end)).reshape(images.shape[1:])
-        else:
-            # With another mode it would copy them twice.
-            np.take(self._slots, self.slot("image", rows), axis=0, out=images, mode="clip")
-        new = np.flatnonzero(self._known[rows] == _NEW)
-        for position, crc in zip(new.tolist(), self.at("crc", rows[new]).tolist(), strict=True):
-            self._check_row(int(rows[position]), images[position].data, crc)
-
     def _decode_all(self, rows: np.ndarray, images: np.ndarray, room: image_decode.Room) -> None:
-        stored = self.stored
+        stored, (begins, ends) = self.stored, self.spans("image", rows)
         # Asked of all rows at once, and the same few words for each: what Python does for an image keeps other threads
         # from the interpreter. With a function and a question for each, two threads read 7 % fewer.
         decoder = self._decoder if self._proved >= _PROOFS and (self._known[rows] == _PLAIN).all() else None
-        begins, ends = self.spans("image", rows)
         spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
         for first in range(0, len(rows), len(room.places)):
             some, pixels = slice(first, first + len(room.places)), None
@@ -257,7 +231,7 @@ class Packed(Rows):
     def _decode(self, row: int, stored: np.ndarray, room: np.ndarray | None = None) -> np.ndarray:
         """Decode an encoded row, (height, width, 3); where room is given, maybe there, (height, width, 4)."""
         if self._known[row] == _NEW:
-            self._check_row(row, stored.tobytes(), int(self.at("crc", np.asarray([row]))[0]))
+            self._check_row(row, stored.tobytes())
         if self._known[row] == _PLAIN and self._decoder is not None:
             try:
                 pixels = self._decoder(stored, room)
@@ -281,18 +255,15 @@ class Packed(Rows):
         self._decoder = None
         return False
 
-    def _check_row(self, row: int, data: bytes | memoryview, crc: int) -> None:
+    def _check_row(self, row: int, data: bytes | memoryview) -> None:
         # CRC-32 takes 16 us for a 112 px image, more than reading it; so each process checks a row once.
-        if zlib.crc32(data) != crc:
-            raise UserError(self.where(row), "is not what was written (checksum differs)", remedy=REBUILD)
+        self.compare(row, data)
         plain = isinstance(data, bytes) and (shape := image_decode.plain_jpeg(data)) and self.size in (None, shape)
         self._known[row] = _PLAIN if plain else _CHECKED
 
     def _map(self) -> None:
         super()._map()
         self._known, self._proved = np.zeros(len(self), np.uint8), 0
-        if self.store == "decoded" and self.size is not None:
-            self._slots = self.slots("image", (3, *self.size))
 
     def _check_columns(self) -> None:
         self._check_numbers("label", self.labels, 0 if self.classes else -1, self.classes - 1)
@@ -317,20 +288,6 @@ class Packed(Rows):
     def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the numbers of rows and classes, and the size of images."""
         return ["x".join(map(str, (manifest["rows"], manifest["classes"], *_sides(manifest["image_size"]))))]
-
-    def _check_manifest(self, manifest: dict[str, Json]) -> None:
-        store, protocol = manifest.get("store"), manifest.setdefault("protocol", None)
-        for key in ("rows", "classes"):
-            count = manifest.get(key)
-            self.refuse_entries(manifest, {key: type(count) is not int or count < 0}, "a count")
-        self.refuse_entries(manifest, {"store": store not in ("decoded", "encoded")}, "decoded or encoded")
-        self.refuse_entries(manifest, {"protocol": protocol not in (None, *_PROTOCOLS)}, " or ".join(_PROTOCOLS))
-        size, expected = manifest.get("image_size", ""), "a side, [height, width] or null"
-        self.refuse_entries(
-            manifest, {"image_size": not _is_size(size) or (size is None and store == "decoded")}, expected
-        )
-        large = math.prod(_size(size) or ()) > image_decode.PIXEL_CAP
-        self.refuse_entries(manifest, {"image_size": large}, f"at most {image_decode.PIXEL_CAP} pixels")
 
 
 def describe(size: tuple[int, int] | None) -> str:
@@ -357,12 +314,6 @@ def _sides(entry: int | list[int] | None) -> list[int]:
     return [] if entry is None else [entry] if isinstance(entry, int) else entry
 
 
-def _header(count: int, size: tuple[int, int]) -> bytes:
-    """Return the header of an array of so many images: of fixed length, as it was when it was written before them."""
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({count}, 3, {size[0]}, {size[1]}), }}"
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode("ascii") + b"\n"
-
-
 class Writer(RowWriter):
     """Writes a packed set."""
 
@@ -379,36 +330,16 @@ class Writer(RowWriter):
         if size is None and store == "decoded":
             raise ValueError("images of their own sizes are stored encoded")
         self.size, self.store = size, store
-        self._about: dict[str, Json] = {"rows": 0, "store": store, "image_size": _entry(size), "protocol": None}
-        super().__init__(out, Packed.layout(self._about), key=key, state=state)
+        super().__init__(out, Packed.layout({"store": store, "image_size": _entry(size)}), key=key, state=state)
 
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self._originals = opened(self.folder / _ORIGINALS)
-        self._originals.truncate(_ORIGINAL * self.rows)
-        self._originals.seek(0, 2)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._originals.close()
-        super().__exit__(kind, error, at)
-
-    def _flush(self) -> None:
-        self._originals.flush()
-        super()._flush()
-
-    def add_image(self, id: str, pixels: np.ndarray, encoded: bytes | None = None, original: bytes = b"") -> None:
-        """Add one image: uint8 (3, height, width), and its encoded bytes where the store keeps those.
-
-        `original` is a hash of what it was before it was prepared.
-        """
+    def add_image(self, id: str, pixels: np.ndarray, encoded: bytes | None = None) -> None:
+        """Add one image: uint8 (3, height, width), and its encoded bytes where the store keeps those."""
         if pixels.shape != (3, *(self.size or pixels.shape[1:3])) or pixels.dtype != np.uint8:
             raise ValueError(f"{pixels.dtype} {pixels.shape} in a set of images of {describe(self.size)}")
         pixels = np.ascontiguousarray(pixels)
         data = pixels.reshape(-1).data
         if self.store == "encoded":
             data = encoded or image_decode.encode(pixels.transpose(1, 2, 0))
-        self._originals.write(original)
         row = {"id": line(id), "label": -1, "group": -1, "crc": zlib.crc32(data), "content": content(pixels)}
         self.add({**row, "image": data})
 
@@ -421,8 +352,12 @@ class Writer(RowWriter):
         group_names: Sequence[str] = (),
         protocol: Protocol | None = None,
         made_from: str = "",
+        originals: bytes = b"",
     ) -> Packed:
-        """Write what is known only when all images are, make it durable, and give it its name."""
+        """Write what is known only when all images are, make it durable, and give it its name.
+
+        `originals` are hashes of the images as they were before they were prepared, end to end.
+        """
         if len(labels) != self.rows or (groups is not None and len(groups) != self.rows):
             raise ValueError(f"{self.rows} images, {len(labels)} labels, {0 if groups is None else len(groups)} groups")
         self.replace("label", labels)
@@ -441,17 +376,17 @@ class Writer(RowWriter):
             "made_from": made_from,
             **({} if groups is None else {"grouped": True}),
         }
-        if self._originals.tell() == _ORIGINAL * self.rows:
-            arrays = [np.asarray(labels, np.int64), *([] if groups is None else [np.asarray(groups, np.int64)])]
-            arrays += (
-                [np.asarray(getattr(protocol, name)) for name in protocol.__dataclass_fields__] if protocol else []
-            )
-            manifest["originals"] = self._hash_originals(manifest, ["", *class_names, "", *group_names], arrays)
-        (self.folder / _ORIGINALS).unlink()
+        if originals:
+            fields = [] if protocol is None else [getattr(protocol, name) for name in protocol.__dataclass_fields__]
+            numbers = [np.asarray(some, np.int64) for some in (labels, groups) if some is not None]
+            words = ["", *class_names, "", *group_names]
+            manifest["originals"] = self._hash_originals(manifest, words, [*numbers, *fields], originals)
         self.publish(Packed, manifest)
         return Packed(self.out)
 
-    def _hash_originals(self, manifest: Mapping[str, Json], words: Sequence[str], arrays: Sequence[np.ndarray]) -> str:
+    def _hash_originals(
+        self, manifest: Mapping[str, Json], words: Sequence[str], arrays: Sequence[np.ndarray], originals: bytes
+    ) -> str:
         """Hash the list of ids and other words, as JSON writes it, then arrays, then the hashes of images."""
         hashed = hashlib.sha256(b"[")
         for some in self.reading(Packed, manifest).texts_by_batch("id"):
@@ -459,7 +394,5 @@ class Writer(RowWriter):
         hashed.update(json.dumps(list(words))[1:].encode())
         for array in arrays:
             hashed.update(f"\n{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
-        self._originals.seek(0)
-        while data := self._originals.read(1 << 20):
-            hashed.update(data)
+        hashed.update(originals)
         return hashed.hexdigest()

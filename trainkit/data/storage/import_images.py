@@ -22,7 +22,7 @@ from trainkit.data.formats.image_decode import Fit
 from trainkit.data.images import verify
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store
-from trainkit.data.storage.image_store import Packed, Store, Writer, is_packed
+from trainkit.data.storage.image_store import Packed, Store, Writer
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, listing, number_of
 from trainkit.evaluation_protocols import Protocol
@@ -148,10 +148,10 @@ class _Rows:
         """`shaped`: the shape of each image is noted."""
         self._skip, self._shaped = skip, shaped
         self._labels, self._groups = _Numbered(), _Numbered()
-        self._sizes = array("q")
+        self._sizes, self._originals = array("q"), bytearray()
         self._without_group = ""
         self._of_pages = self._deep = self.done = 0
-        self._said = 0, 0
+        self._said = 0, 0, 0
         self._brightest = -1
         self.bad: list[str] = []
 
@@ -172,15 +172,21 @@ class _Rows:
                 self._without_group = record.id
             if self._shaped:
                 self._sizes.extend(pixels.shape[1:3])
-            writer.add_image(record.id, pixels, made.encoded, made.original)
+            self._originals += made.original
+            writer.add_image(record.id, pixels, made.encoded)
         return True
 
     def state(self) -> dict[str, Json]:
         """Return what another process needs to resume here, beside what it was given before."""
         facts = self.done, self._of_pages, self._deep, self._brightest, self._without_group
-        (bad, sizes), self._said = self._said, (len(self.bad), len(self._sizes))
-        numbered = self._labels.state(), self._groups.state()
-        return {"facts": facts, "bad": self.bad[bad:], "numbered": numbered, "sizes": self._sizes[sizes:].tolist()}
+        (bad, sizes, originals), self._said = self._said, (len(self.bad), len(self._sizes), len(self._originals))
+        return {
+            "facts": facts,
+            "bad": self.bad[bad:],
+            "numbered": (self._labels.state(), self._groups.state()),
+            "sizes": self._sizes[sizes:].tolist(),
+            "originals": self._originals[originals:].hex(),
+        }
 
     def restore(self, states: Sequence[dict[str, Json]]) -> None:
         """Resume what another process left."""
@@ -190,7 +196,8 @@ class _Rows:
             self._labels.restore(*state["numbered"][0])
             self._groups.restore(*state["numbered"][1])
             self._sizes.extend(state["sizes"])
-        self._said = len(self.bad), len(self._sizes)
+            self._originals += bytes.fromhex(state["originals"])
+        self._said = len(self.bad), len(self._sizes), len(self._originals)
 
     def finish(self, writer: Writer, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
@@ -208,6 +215,7 @@ class _Rows:
             **self._group_numbers(source),
             protocol=protocol,
             made_from=f"{source.kind} {Path(source.where).name}",
+            originals=bytes(self._originals),
         )
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if self._of_pages:
@@ -302,13 +310,11 @@ def pack_once(
     made += [columns] if (columns := getattr(found, "columns", ())) else []
     if align or found.kind == "templates":  # of which some are always aligned
         made.append(f"aligned {ALIGNMENT}")
-    folder = repack.placed(cache.key(made, found.files), Packed)
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
         _log.warning("%s: left out: %s", found.where, sentence)
 
-    def make(on_progress: Progress) -> None:
-        _log.info("packing %s into %s, once", found.where, folder)
+    def make(folder: Path, on_progress: Progress) -> None:
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
         report = import_pictures(
             source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol,
@@ -317,8 +323,7 @@ def pack_once(
         for note in report.notes[len(left_out) :]:
             _log.warning("%s: %s", source.where, note)
 
-    cache.make_once(folder, is_packed, make, f"packing {found.where}")
-    return Packed(folder)
+    return repack.pack_once(cache.key(made, found.files), Packed, make, f"packing {found.where}")
 
 
 def import_faces(

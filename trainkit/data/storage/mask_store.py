@@ -17,17 +17,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from trainkit.data import cache, repack
 from trainkit.data.cache import Progress
-from trainkit.data.row_files import Column, Form, Layout, Text, is_packed
+from trainkit.data.row_files import ABSENT, Column, Form, Layout, Text, is_count, is_list, is_text
 from trainkit.data.rows_writer import Writer, line
 from trainkit.data.scenes import files
 from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from trainkit.data.scenes.files import Scene
     from trainkit.data.scenes.label_maps import Labels
     from trainkit.data.scenes.sources import SceneSource
-
-_log = logging.getLogger(__name__)
 
 FORMAT = "trainkit-masks"
 VERSION = 1
@@ -97,6 +93,13 @@ class PackedMasks(CompressedMaps):
     """A packed set of masks opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a packed set of masks")
+    ENTRIES: ClassVar = {
+        "names": lambda names: is_list(names, is_text, range(1, IGNORED + 1)),
+        "colours": lambda colours: is_list(colours, lambda colour: _is_numbers(colour, 3, 255)),
+        "size": lambda size: size is None or _is_numbers(size, 2, 1 << 24),
+        "objects": lambda objects: objects is ABSENT or _holds_objects(objects),
+    }
+    IDENTITY = ("rows", "names")
 
     @classmethod
     def layout(cls, manifest: Mapping[str, Json]) -> Layout:
@@ -134,12 +137,6 @@ class PackedMasks(CompressedMaps):
         """Counts of the objects in the masks and of those that are left; none of a set that was packed without them."""
         return Objects.read(self.manifest["objects"]) if "objects" in self.manifest else Objects()
 
-    @property
-    def originals(self) -> str | None:
-        """SHA-256 of names, classes and masks before they were resized; None of a set that was packed without it."""
-        found = self.manifest.get("originals")
-        return found if isinstance(found, str) else None
-
     def mask(self, row: int) -> np.ndarray:
         """Read the class of every pixel of a row, uint8 (height, width), not to be written to; `IGNORED` for none.
 
@@ -149,29 +146,11 @@ class PackedMasks(CompressedMaps):
 
     def _check_columns(self) -> None:
         super()._check_columns()
+        if len(self.colours) not in (0, len(self.names)):
+            raise self.damaged("manifest.json", f"colours of {len(self.colours)} classes", f"{len(self.names)}")
         sizes = self.shapes.astype(np.int64).prod(1)
         if (self.counts < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
             raise self.damaged("rows.arrow", "counts that do not match the sizes of masks")
-
-    @classmethod
-    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
-        """Return the number of rows and the names of the classes."""
-        return [json.dumps([manifest["rows"], manifest["names"]])]
-
-    def _check_manifest(self, manifest: dict[str, Json]) -> None:
-        names, colours, size = (manifest.get(key, "") for key in ("names", "colours", "size"))
-        wrong = {
-            "rows": type(manifest.get("rows")) is not int or manifest["rows"] < 1,
-            "names": not isinstance(names, list)
-            or not 1 <= len(names) <= IGNORED
-            or not all(isinstance(name, str) for name in names),
-            "colours": not isinstance(colours, list)
-            or len(colours) not in (0, len(names))
-            or not all(_is_numbers(colour, 3, 255) for colour in colours),
-            "size": size is not None and not _is_numbers(size, 2, 1 << 24),
-            "objects": "objects" in manifest and not _holds_objects(manifest["objects"]),
-        }
-        self.refuse_entries(manifest, wrong)
 
 
 def _columns(classes: int) -> Layout:
@@ -193,15 +172,13 @@ def pack_masks_once(
     """
     made = [FORMAT, VERSION, PREPARATION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
     made += [source.columns] if source.columns else []
-    folder = repack.placed(cache.key(made, source.files), PackedMasks)
 
-    def make(on_progress: Progress) -> None:
-        begin = time.perf_counter()
+    def make(folder: Path, on_progress: Progress) -> None:
         _write(folder, source, labels, size, on_progress)
-        _log.info("packed the masks of %s in %.1f s, once", source.where, time.perf_counter() - begin)
 
-    cache.make_once(folder, is_packed, make, f"packing the masks of {source.where}", "mask")
-    return PackedMasks(folder)
+    return repack.pack_once(
+        cache.key(made, source.files), PackedMasks, make, f"packing the masks of {source.where}", "mask"
+    )
 
 
 class _Row(NamedTuple):
@@ -283,5 +260,5 @@ def _holds_objects(value: Json) -> bool:
         return False
 
 
-def _is_numbers(value: object, length: int, most: int) -> bool:
-    return isinstance(value, list) and len(value) == length and all(type(n) is int and 0 <= n <= most for n in value)
+def _is_numbers(value: Json, length: int, most: int) -> bool:
+    return is_list(value, lambda number: is_count(number) and number <= most, (length,))

@@ -25,12 +25,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
+from pydantic import Field, InstanceOf, TypeAdapter
 
 from trainkit.data import folders, repack, row_files
-from trainkit.data.row_files import REBUILD, RENAME, Form, Layout, Part, Text, unreadable
+from trainkit.data.row_files import (
+    ABSENT,
+    REBUILD,
+    RENAME,
+    Form,
+    Layout,
+    Part,
+    Text,
+    is_count,
+    is_list,
+    is_text,
+    unreadable,
+)
 from trainkit.data.rows import Rows
 from trainkit.data.rows_writer import Writer as RowWriter
 from trainkit.data.rows_writer import line
@@ -55,12 +68,7 @@ _CHECKED = {"images": "image", "labels": "labels", "originals": "original labels
 
 def is_packed(path: Path) -> bool:
     """Return True for a folder with the manifest of packed volumes."""
-    try:
-        with (path / "manifest.json").open("rb") as file:
-            head = file.read(row_files.MANIFEST_LIMIT)
-    except OSError:
-        return False
-    return f'"{FORMAT}"'.encode() in head
+    return row_files.is_packed(path, PackedVolumes.FORM)
 
 
 def fingerprint(array: np.ndarray) -> int:
@@ -89,18 +97,32 @@ def places(labels: np.ndarray, cap: int = FOREGROUND_CAP) -> list[np.ndarray]:
     return [(own if len(own) <= cap else own[np.arange(cap) * len(own) // cap]).astype(np.int32) for own in found]
 
 
+def _is_names(value: Json) -> bool:
+    return is_list(value, is_text, range(2, LABEL_LIMIT + 1)) and len(set(value)) == len(value)
+
+
+def _is_spacing(value: Json) -> bool:
+    return is_list(value, lambda mm: type(mm) in (int, float) and math.isfinite(mm) and mm > 0, (3,))
+
+
+Side = Annotated[int, Field(gt=0, strict=True)]
+Millimetres = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Shape = tuple[Side, Side, Side]
+Spacing = tuple[Millimetres, Millimetres, Millimetres]
+
+
 @dataclass(frozen=True)
 class CaseInfo:
     """Facts of one case, shapes and spacings in stored order (depth, height, width)."""
 
-    id: str
-    patient: str
-    shape: tuple[int, int, int]
+    id: InstanceOf[str]
+    patient: InstanceOf[str]
+    shape: Shape
     """Of the prepared grid."""
-    spacing: tuple[float, float, float]
+    spacing: Spacing
     """mm, of the prepared grid."""
-    original_shape: tuple[int, int, int]
-    original_spacing: tuple[float, float, float]
+    original_shape: Shape
+    original_spacing: Spacing
     floors: tuple[float, ...]
     """Lowest value of each channel of the prepared image, which stands for what lies outside."""
     volumes_mm3: tuple[float, ...]
@@ -110,15 +132,27 @@ class CaseInfo:
     second and further channels are in the list `also`."""
 
 
+_CASES = TypeAdapter(list[CaseInfo])
+
+
 class PackedVolumes(Rows):
     """A packed set of volumes opened for reading. Contents of large sets are compared case by case, by `check`."""
 
-    FORM = Form(FORMAT, VERSION, "packed volumes", "trainkit data import --volumes")
+    FORM = Form(FORMAT, VERSION, "packed volumes", "trainkit data import --volumes", "cases")
+    ENTRIES: ClassVar = {
+        "cases": lambda cases: is_count(cases) and cases > 0,
+        "names": _is_names,
+        "channels": lambda names: names is ABSENT or _is_names(names),
+        "axes": AXES.__contains__,
+        "spacing": _is_spacing,
+        "resampled": lambda mm: mm is None or _is_spacing(mm),
+    }
+    IDENTITY = ("cases", "names", "axes", "spacing", "resampled", "channels")
     BATCH_ROWS = 1
 
     def __init__(self, path: Path | str):
         """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
-        super().__init__(repack.current(Path(path), type(self), _of_before))
+        super().__init__(repack.current(Path(path), type(self)))
 
     @classmethod
     def layout(cls, manifest: Mapping[str, Json]) -> Layout:
@@ -135,8 +169,16 @@ class PackedVolumes(Rows):
         """Return the names of cases, which are among their facts too."""
         return ["ids.txt"]
 
-    def __len__(self) -> int:
-        return self.manifest["cases"]
+    @classmethod
+    def of_before(cls, path: Path, manifest: Mapping[str, Json]) -> dict[str, Sequence[Json]]:
+        """Return names of cases and bytes of their parts."""
+        try:
+            entries = json.loads((path / "cases.json").read_text("utf-8"))
+            sizes = _sizes(entries, max(1, len(manifest.get("channels", ()))))
+            ids = [str(entry["id"]) for entry in entries]
+            return {"id": ids, **{name: found.tolist() for name, found in sizes.items()}}
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise unreadable(path / "cases.json", error) from None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -242,7 +284,9 @@ class PackedVolumes(Rows):
             if not isinstance(entries, list) or len(entries) != len(self):
                 raise ValueError(f"not a list of {len(self)} cases")
             classes = len(self.names)
-            self._cases = [_case(entry, classes, self.channels) for entry in entries]
+            self._cases = _CASES.validate_python([_with_floors(entry) for entry in entries])
+            if any((len(case.volumes_mm3), len(case.floors)) != (classes, self.channels) for case in self._cases):
+                raise ValueError(f"not volumes of {classes} labels and lowest values of {self.channels} channels")
             counts = [_counts(entry["foreground"], classes) for entry in entries]
             self._fingerprints = np.asarray([int(entry["fingerprint"], 16) for entry in entries], np.uint64)
             expected = {"images", "labels", "foreground"} | ({"originals"} if self.resampled else set())
@@ -263,23 +307,6 @@ class PackedVolumes(Rows):
         super()._map()
         self._read_cases()
 
-    @classmethod
-    def identity(cls, manifest: Mapping[str, Json]) -> list[str]:
-        """Return names and grid of a set; not from where it came."""
-        keys = ("cases", "names", "axes", "spacing", "resampled", *(["channels"] if "channels" in manifest else []))
-        return [json.dumps([manifest[key] for key in keys])]
-
-    def _check_manifest(self, manifest: dict[str, Json]) -> None:
-        wrong = {
-            "cases": type(manifest.get("cases")) is not int or manifest["cases"] < 1,
-            "names": not _is_names(manifest.get("names")),
-            "channels": not _is_names(manifest.get("channels", ["image", "other"])),
-            "axes": manifest.get("axes") not in AXES,
-            "spacing": not _is_spacing(manifest.get("spacing")),
-            "resampled": manifest.get("resampled", 0) is not None and not _is_spacing(manifest.get("resampled")),
-        }
-        self.refuse_entries(manifest, wrong)
-
 
 def _columns(resampled: bool) -> Layout:
     parts = [Part("image", "images.bin"), Part("label", "labels.bin"), Part("foreground", "foreground.bin")]
@@ -297,24 +324,6 @@ def _sizes(entries: Sequence[Mapping[str, Json]], channels: int) -> dict[str, np
     }
     # As numbers of any length: a shape may be made up.
     return {name: np.asarray(found, object) for name, found in sizes.items()}
-
-
-def _of_before(path: Path, manifest: Mapping[str, Json]) -> dict[str, Sequence[Json]]:
-    """Return names of cases and bytes of their parts, of a set in the form of before."""
-    try:
-        entries = json.loads((path / "cases.json").read_text("utf-8"))
-        sizes = _sizes(entries, max(1, len(manifest.get("channels", ()))))
-        return {
-            "id": [str(entry["id"]) for entry in entries],
-            **{name: found.tolist() for name, found in sizes.items()},
-        }
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise unreadable(path / "cases.json", error) from None
-
-
-def placed(key: str) -> Path:
-    """Return the place of a set in the cache, made of what an earlier version packed of the same files, if it did."""
-    return repack.placed(key, PackedVolumes, _of_before)
 
 
 class Writer(RowWriter):
@@ -401,55 +410,14 @@ class Writer(RowWriter):
         return PackedVolumes(self.out)
 
 
-def _is_names(value: object) -> bool:
-    if not isinstance(value, list) or not 2 <= len(value) <= LABEL_LIMIT:
-        return False
-    return all(isinstance(name, str) for name in value) and len(set(value)) == len(value)
-
-
-def _is_spacing(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(type(mm) in (int, float) and math.isfinite(mm) and mm > 0 for mm in value)
-    )
-
-
-def _case(entry: Json, classes: int, channels: int) -> CaseInfo:
-    volumes = tuple(float(volume) for volume in entry["volumes_mm3"])
-    if len(volumes) != classes:
-        raise ValueError(f"volumes of {len(volumes)} labels")
-    floors = tuple(map(float, entry["floor"])) if channels > 1 else (float(entry["floor"]),)
-    if len(floors) != channels:
-        raise ValueError(f"lowest values of {len(floors)} channels")
-    return CaseInfo(
-        id=str(entry["id"]),
-        patient=str(entry["patient"]),
-        shape=_shape(entry["shape"]),
-        spacing=_spacing(entry["spacing"]),
-        original_shape=_shape(entry["original_shape"]),
-        original_spacing=_spacing(entry["original_spacing"]),
-        floors=floors,
-        volumes_mm3=volumes,
-        facts=dict(entry["facts"]),
-    )
-
-
-def _shape(value: Json) -> tuple[int, int, int]:
-    depth, height, width = _counts(value, 3)
-    if min(depth, height, width) < 1:
-        raise ValueError(f"shape {value}")
-    return depth, height, width
-
-
-def _spacing(value: Json) -> tuple[float, float, float]:
-    if not _is_spacing(value):
-        raise ValueError(f"spacing {value}")
-    return float(value[0]), float(value[1]), float(value[2])
+def _with_floors(entry: Mapping[str, Json]) -> dict[str, Json]:
+    """Return an entry of `cases.json` as `CaseInfo` has it: a lowest value for each channel."""
+    floor = entry["floor"]
+    return {**entry, "floors": floor if isinstance(floor, list) else [floor]}
 
 
 def _counts(value: Json, length: int) -> list[int]:
-    if not isinstance(value, list) or len(value) != length or not all(type(n) is int and n >= 0 for n in value):
+    if not is_list(value, is_count, (length,)):
         raise ValueError(f"{value!r} are not {length} counts"[:100])
     return value
 

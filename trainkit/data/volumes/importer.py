@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainkit.data import cache, folders
+from trainkit.data import cache, folders, repack
 from trainkit.data.cache import Progress
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header
@@ -209,10 +209,9 @@ def pack_volumes_once(
 
     It lies at `cache.place`, keyed by its files and by all that it was made with. Raises as `import_volumes`.
     """
-    folder = volume_store.placed(f"volumes-{_key(source, classes_of(source, names), spacing, axes)}")
+    key = f"volumes-{_key(source, classes_of(source, names), spacing, axes)}"
 
-    def make(on_progress: Progress) -> None:
-        _log.info("preparing %s into %s, once", source.where, folder)
+    def make(folder: Path, on_progress: Progress) -> None:
         report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes, on_progress=on_progress)
         strays = _capped("left out", source.left_out)
         for note in strays:
@@ -224,8 +223,7 @@ def pack_volumes_once(
             grid = "" if spacing is None else f" --spacing {'x'.join(f'{mm:g}' for mm in spacing)}"
             _log.warning("%s: %s: `trainkit data verify %s%s`", source.where, said, source.where, grid)
 
-    cache.make_once(folder, volume_store.is_packed, make, f"preparing {source.where}", "case")
-    return PackedVolumes(folder)
+    return repack.pack_once(key, PackedVolumes, make, f"preparing {source.where}", "case")
 
 
 def order(headers: Iterable[Header]) -> str:
