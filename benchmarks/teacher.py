@@ -167,8 +167,8 @@ def side(word: str) -> Sample:
         }
         if word == "disk":
             more["build"] = whole - 1e-3 * step * STEPS
-            (table,) = (home / "outputs").glob("[!.]*/outputs.npy")
-            stored, index, view = teacher_cache.Stored(table, 2), batch["index"], batch["view"]
+            (table,) = (home / "outputs").glob("[!.]*/rows.arrow")
+            stored, index, view = teacher_cache.StoredOutputs(table.parent), batch["index"], batch["view"]
             more["gather_share"] = 1e3 * _timed(lambda: stored.rows(index, view), 100) / step
     return Sample(step, losses, more)
 

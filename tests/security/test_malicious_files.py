@@ -590,9 +590,7 @@ REASONS = {
         "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
         "data/repack.py json.loads",
     },
-    "opened once its header and its hashes are those that this program would write": {
-        "training/teacher_cache.py numpy.load", "data/repack.py numpy.memmap"
-    },
+    "opened once its header and its hashes are those that this program would write": {"data/repack.py numpy.memmap"},
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights": {
         "models/bisenet.py timm.create_model", "models/timm_classifier.py timm.create_model",

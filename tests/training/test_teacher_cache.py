@@ -7,11 +7,13 @@ import math
 import pickle
 import shutil
 import threading
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import filelock
 import numpy as np
+import packed_rows
 import pytest
 import torch
 from fake_runtime import RUNTIME
@@ -25,6 +27,7 @@ from trainkit.interfaces import DatasetInfo, Networks, StepContext
 from trainkit.models import face_backbones
 from trainkit.speed.flops import Counter
 from trainkit.training import teacher_cache
+from trainkit.training.teacher_cache import StoredOutputs
 
 SIDE, WIDE = 4, 6
 
@@ -164,12 +167,13 @@ def test_batches_carry_what_the_network_says_of_each_sample_in_its_view(home, st
 def test_a_second_run_finds_what_the_first_computed(home):
     home.open()
     assert home.teacher.seen >= 100
-    first = (home.made[0] / "outputs.npy").read_bytes()
+    first = (home.made[0] / "rows.arrow").read_bytes()
     home.open()
     assert home.teacher.seen == PROBED + teacher_cache.LEAST and "are from" in home.said[0]
-    assert [(path / "outputs.npy").read_bytes() for path in home.made] == [first]
-    table = np.load(home.made[0] / "outputs.npy", allow_pickle=False)
-    assert table.dtype == np.float16 and table.shape == (100, WIDE)
+    assert [(path / "rows.arrow").read_bytes() for path in home.made] == [first]
+    table = StoredOutputs(home.made[0])
+    rows = table.rows(torch.arange(50), torch.ones(50, dtype=torch.int64))
+    assert (len(table), rows.dtype, rows.shape) == (50, torch.float16, (50, WIDE)) and table.changed() == []
 
 
 @pytest.mark.parametrize("batches", [0, 1, 5, 9])
@@ -180,23 +184,24 @@ def test_an_interrupted_computation_goes_on_where_it_was(home, tmp_path, batches
     asked = iter(range(100))
     assert not home.open(stopping=lambda: next(asked) >= batches).whole
     assert not home.made
-    (partial,) = (p for p in home.path.iterdir() if p.is_dir())
-    with (partial / "outputs.npy").open("ab") as file:
-        file.write(torn)
+    partial = [p for p in home.path.iterdir() if p.is_dir()]
+    assert len(partial) == (batches >= 2)
+    for folder in partial:
+        with (folder / "rows.arrow").open("ab") as file:
+            file.write(torn)
     assert home.open().whole
     assert home.teacher.seen == 2 * (52 - batches // 2 * 8) + PROBED
-    assert (home.made[0] / "outputs.npy").read_bytes() == (whole.made[0] / "outputs.npy").read_bytes()
+    assert (home.made[0] / "rows.arrow").read_bytes() == (whole.made[0] / "rows.arrow").read_bytes()
     assert [p.name for p in home.made] == [p.name for p in whole.made]
-    assert sorted(p.name for p in home.made[0].iterdir()) == ["manifest.json", "outputs.npy"]
+    assert sorted(p.name for p in home.made[0].iterdir()) == ["manifest.json", "rows.arrow"]
 
 
 def test_what_was_damaged_while_interrupted_is_computed_again(home):
     asked = iter(range(100))
     home.open(stopping=lambda: next(asked) >= 9)
     (partial,) = (p for p in home.path.iterdir() if p.is_dir())
-    data = bytearray((partial / "outputs.npy").read_bytes())
-    data[-3 * 8 * 2 * WIDE * 2] ^= 1  # in the second of four blocks
-    (partial / "outputs.npy").write_bytes(data)
+    first = json.loads((partial / "progress.jsonl").read_text().splitlines()[0])["end"]
+    packed_rows.flip(partial, first + 300)  # in the second of four blocks
     home.open()
     assert home.teacher.seen == 2 * (52 - 8) + PROBED
 
@@ -232,15 +237,9 @@ def test_a_second_run_waits_for_the_first(home, monkeypatch):
     assert home.teacher.seen == PROBED + teacher_cache.LEAST and len(home.said) == 1
 
 
-def _flip(folder):
-    data = bytearray((folder / "outputs.npy").read_bytes())
-    data[-7] ^= 16
-    (folder / "outputs.npy").write_bytes(data)
-
-
 def _cut(folder):
-    data = (folder / "outputs.npy").read_bytes()
-    (folder / "outputs.npy").write_bytes(data[:-12])
+    data = (folder / "rows.arrow").read_bytes()
+    (folder / "rows.arrow").write_bytes(data[:-12])
 
 
 def _other_key(folder):
@@ -250,32 +249,49 @@ def _other_key(folder):
 
 def _fewer(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "blocks": manifest["blocks"][:-1]}))
+    del manifest["arrow"]["batches"][-1]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        _flip,
+        lambda folder: packed_rows.flip(folder, -70),
         _cut,
         _other_key,
         _fewer,
         lambda folder: (folder / "manifest.json").write_text("{"),
         lambda folder: (folder / "manifest.json").write_text("[]"),
-        lambda folder: (folder / "manifest.json").write_text('{"blocks": 3}'),
+        lambda folder: (folder / "manifest.json").write_text('{"arrow": 3}'),
         lambda folder: (folder / "manifest.json").unlink(),
-        lambda folder: (folder / "outputs.npy").unlink(),
+        lambda folder: (folder / "rows.arrow").unlink(),
     ],
 )
 def test_a_damaged_table_is_computed_again(home, damage):
     home.open()
-    good = (home.made[0] / "outputs.npy").read_bytes()
+    good = (home.made[0] / "rows.arrow").read_bytes()
     damage(home.made[0])
     home.open()
     assert home.teacher.seen > 100 and "stored" in home.said[0]
-    assert (home.made[0] / "outputs.npy").read_bytes() == good
+    assert (home.made[0] / "rows.arrow").read_bytes() == good
     home.open()
     assert home.teacher.seen == PROBED + teacher_cache.LEAST
+
+
+def test_a_table_of_an_earlier_version_is_computed_again(home, tmp_path):
+    home.open(split=Split(size=20))
+    (made,) = home.made
+    good = (made / "rows.arrow").read_bytes()
+    shutil.rmtree(made)
+    with zipfile.ZipFile(ROOT / "tests" / "golden" / "sets_of_rows.zip") as archive:
+        archive.extractall(tmp_path / "before")
+    (tmp_path / "before" / "outputs_before_rows").rename(made)
+    before = np.load(made / "outputs.npy").reshape(20, 2, WIDE)
+    (home.path / f".{made.name}").mkdir()  # as one that was interrupted
+    home.open(split=Split(size=20))
+    assert "those stored are in the form of an earlier version" in home.said[0] and len(home.said) == 1
+    assert (made / "rows.arrow").read_bytes() == good and sorted(p for p in home.path.iterdir() if p.is_dir()) == [made]
+    assert np.array_equal(StoredOutputs(made).arrays("output", np.arange(20)), before)
 
 
 def test_a_table_that_is_whole_and_of_another_network_is_computed_again(home):
@@ -326,11 +342,20 @@ def test_a_thousandth_is_computed_again_in_every_epoch_and_others_in_the_next(ho
     assert home.teacher.seen - seen == len(rows) == 3 * 20 and len(set(rows)) > 55
 
 
+def _negate(folder):
+    """Give every output the other sign, in place, where the map sees it."""
+    table = StoredOutputs(folder)
+    with (folder / "rows.arrow").open("r+b") as file:
+        for sample in range(len(table)):
+            begin, end = table.span("output", sample)
+            file.seek(begin)
+            file.write((-table.read(begin, end).view(np.float16)).tobytes())
+
+
 @pytest.mark.parametrize("epoch", [0, 1, 2])
 def test_a_table_that_changes_while_it_is_used_is_noticed(home, epoch):
     outputs = home.open(split=Split(size=8))
-    table = np.load(home.made[0] / "outputs.npy", mmap_mode="r+")
-    table[:] = -table
+    _negate(home.made[0])
     with pytest.raises(UserError, match="is off by 2 of its length"):
         outputs.check(epoch)
 
@@ -458,7 +483,7 @@ def test_several_processes_make_the_table_that_one_makes(home, tmp_path, world):
     )
     assert found == [False] * world
     found = Ranks(world).run(lambda m: homes[m.rank].open(teachers[m.rank], runtime=m))
-    assert (homes[0].made[0] / "outputs.npy").read_bytes() == (home.made[0] / "outputs.npy").read_bytes()
+    assert (homes[0].made[0] / "rows.arrow").read_bytes() == (home.made[0] / "rows.arrow").read_bytes()
     assert homes[0].made[0].name == home.made[0].name
     for outputs in found:
         np.testing.assert_array_equal(*(carried(o.split, np.arange(50))[0] for o in (outputs, found[0])))
@@ -467,8 +492,7 @@ def test_several_processes_make_the_table_that_one_makes(home, tmp_path, world):
 def test_what_one_process_finds_wrong_ends_all(home):
     split, teachers = Split(size=20), [Teacher(), Teacher()]
     found = Ranks(2).run(lambda m: Home(home.path.parent).open(teachers[m.rank], split, runtime=m))
-    table = np.load(home.made[0] / "outputs.npy", mmap_mode="r+")
-    table[:] = -table
+    _negate(home.made[0])
     errors = Ranks(2).run(lambda m: found[m.rank].check(0))
     assert len({str(error) for error in errors}) == 1 and isinstance(errors[0], UserError)
     for teacher in teachers:
@@ -517,11 +541,11 @@ def test_a_run_told_to_stop_meanwhile_goes_on_with_what_there_is(store, monkeypa
     killed = run(*words, stopping=stop_after(8))
     assert killed.code == 143 and killed.folder.info().status == "KILLED" and not killed.steps
     (partial,) = (p for p in (store / "outputs").iterdir() if p.is_dir())
-    assert partial.name.startswith(".") and (partial / "outputs.npy").stat().st_size > 128
+    assert partial.name.startswith(".") and (partial / "rows.arrow").stat().st_size > 128
     again = run(*words, resume="")
     assert again.code == 0 and again.folder == killed.folder
     (whole,) = (p for p in (store / "outputs").iterdir() if p.is_dir())
-    assert whole.name == partial.name[1:] and np.load(whole / "outputs.npy").shape == (128, 4)
+    assert partial.name.startswith(f".{whole.name}.") and StoredOutputs(whole).manifest["shape"] == [128, 4]
 
 
 @pytest.mark.slow
@@ -540,7 +564,7 @@ def test_two_processes_compute_a_table_together_and_learn_from_it(store, monkeyp
     words = [str(TOY), "--plugin", "toy", "task.teacher=oracle", "task.stored=true", "data.noise=0.3"]
     done = spawn(2, *words)
     assert done.returncode == 0, done.stderr
-    (table,) = (store / "outputs").glob("[!.]*/outputs.npy")
+    (table,) = (store / "outputs").glob("[!.]*/rows.arrow")
     made = table.read_bytes()
     alone = run("task.teacher=oracle", "task.stored=true", "data.noise=0.3")
     assert alone.code == 0 and table.read_bytes() == made and len(list((store / "outputs").glob("[!.]*"))) == 1

@@ -6,30 +6,26 @@ each image has two versions. So the teacher need not run in every step: batches 
 Small caches are computed at every start and kept on the device in float32. Large ones, and those that a task asks to
 store, are kept in half precision in the store and shared by later runs:
 
-    <store>/outputs/<key>/outputs.npy     float16, (samples x views, ...), the views of a sample side by side
-                          manifest.json   source of the outputs, and the SHA-256 of every block
-    <store>/outputs/.<key>/               the same while it is computed; an interrupted computation is continued
+    <store>/outputs/<key>/              `rows` with one column, `output`: float16 (views, ...) of each sample
+    <store>/outputs/.<key>.partial-*/   the same while it is computed; an interrupted computation is continued
 
 The key is a hash of the data's digest, the network's weights and structure, the precision and the preprocessing. At
-every start all blocks are hashed and some samples are recomputed; damaged or wrong outputs are replaced. Each epoch
+every start the file is hashed and some samples are recomputed; damaged or wrong outputs are replaced. Each epoch
 recomputes a random thousandth from its own images; the run ends if they differ.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import io
 import json
-import mmap
-import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import filelock
 import numpy as np
@@ -38,10 +34,13 @@ from torch import Tensor, nn
 
 from trainkit import rng
 from trainkit.data.loader import stream
+from trainkit.data.row_files import Form, Layout, Part, is_count, is_list, is_packed
+from trainkit.data.rows import Rows
+from trainkit.data.rows_writer import Writer
 from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
-from trainkit.files import Json, write_aside
+from trainkit.files import Json
 from trainkit.interfaces import Batch, LabelsWithoutImages, Networks, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
@@ -64,9 +63,28 @@ TOLERANCE = {"no": 2e-3}
 LOOSE = 5e-2
 """The same in bf16, fp16 and TF32, where kernels for other batch sizes round elsewhere: in an iResNet-50 bf16 itself is
 3e-2 from float32. Another face is off by more than its length."""
-_FORMAT, _VERSION = "trainkit outputs", 1
-_DATA, _MANIFEST, _PROGRESS = "outputs.npy", "manifest.json", "blocks.txt"
+_FORMAT = "trainkit outputs"
+_BEFORE = "outputs.npy"
+"""The file in which an earlier version kept a table."""
 _SAID_EVERY, _WAIT = 30.0, 2.0
+_REMEDY = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
+
+
+class StoredOutputs(Rows):
+    """Cached outputs in the store, opened for reading."""
+
+    FORM = Form(_FORMAT, 2, "cached outputs of a teacher", counted="samples")
+    ENTRIES: ClassVar = {"views": is_count, "shape": lambda shape: is_list(shape, is_count)}
+    IDENTITY = ("data", "samples", "views", "shape", "weights", "structure", "precision", "pictures")
+
+    @classmethod
+    def layout(cls, manifest: Mapping[str, Json]) -> Layout:
+        """Return the column: of each sample all views."""
+        return [Part("output", "outputs.npy", dtype="float16", shape=(manifest["views"], *manifest["shape"][1:]))]
+
+    def rows(self, index: Tensor, view: Tensor) -> Tensor:
+        """Outputs of samples in their views, float16 (B, ...)."""
+        return torch.from_numpy(self.arrays("output", index.numpy())[np.arange(len(index)), view.numpy()])
 
 
 @dataclass
@@ -95,8 +113,8 @@ def outputs(
     stands for all that do not fit into memory. Raises UserError as `refuse_uncountable`, and for outputs that do not
     fit half precision or cannot be written.
     """
-    tables: dict[str, Tensor | Stored] = {}
-    stored: dict[str, Stored] = {}
+    tables: dict[str, Tensor | StoredOutputs] = {}
+    stored: dict[str, StoredOutputs] = {}
     sources: dict[str, _Source] = {}
     refuse_uncountable(networks, split)
     for name, module in networks.cached.items():
@@ -117,7 +135,7 @@ def outputs(
         for name, source in sources.items():
             if wrong := source.disagreement(stored[name], rows, epoch):
                 remedy = "does the augmentation change more than it counts? Remove the folder to have it computed again"
-                error = UserError(str(stored[name].path.parent), wrong, f"{source.tolerance:g} at most", remedy)
+                error = UserError(str(stored[name].path), wrong, f"{source.tolerance:g} at most", remedy)
                 error.told = not runtime.main
                 raise error
 
@@ -168,7 +186,7 @@ def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) ->
         source = _Source(name, module, split, runtime)
         stored = networks.cache_on_disk or source.bytes > IN_MEMORY
         seconds, size = 0.0, source.batch
-        if not (stored and runtime.on_main(lambda s=source: (store / s.key / _MANIFEST).is_file())):
+        if not (stored and runtime.on_main(lambda s=source: is_packed(store / s.key))):
             took = []
             for number in range(3):
                 began = time.perf_counter()
@@ -207,11 +225,11 @@ def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
 class _Carrying(SplitView):
     """A split whose batches carry rows of tables, beside images or in their place."""
 
-    def __init__(self, split: Split, tables: Mapping[str, Tensor | Stored], images: bool = True):
+    def __init__(self, split: Split, tables: Mapping[str, Tensor | StoredOutputs], images: bool = True):
         super().__init__(split)
         self._images = images
         self._held = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
-        self._stored = {name: table for name, table in tables.items() if isinstance(table, Stored)}
+        self._stored = {name: table for name, table in tables.items() if isinstance(table, StoredOutputs)}
 
     def __getstate__(self) -> dict[str, Any]:
         # For spawned workers, who read: tables on the device are looked up where the batch lives.
@@ -264,8 +282,6 @@ class _Source:
         rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
         seen = [self._fetched(rows, view=view)["image"] for view in range(split.views)]
         return {
-            "format": _FORMAT,
-            "version": _VERSION,
             "data": split.digest,
             "samples": split.size,
             "views": split.views,
@@ -274,13 +290,14 @@ class _Source:
             "structure": hashlib.sha256(f"{self.module!r}{list(state)}".encode()).hexdigest(),
             "precision": [runtime.precision, runtime.device.type, self.tf32],
             "pictures": checksum(seen),
-            "block": BLOCK,
         }
 
     @property
     def key(self) -> str:
         """32 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:32]
+        # Under the name that an earlier version gave them, so that what it stored is replaced.
+        about = {**self.about, "format": _FORMAT, "version": 1, "block": BLOCK}
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
     @property
     def bytes(self) -> int:
@@ -328,7 +345,7 @@ class _Source:
         values[gathered["place"]] = gathered["value"]
         return values
 
-    def disagreement(self, table: Stored, rows: np.ndarray, epoch: int) -> str:
+    def disagreement(self, table: StoredOutputs, rows: np.ndarray, epoch: int) -> str:
         """Name a sample, as an epoch draws it, with another output than the one kept; empty where there is none.
 
         Ranks share the work, and all get the answer.
@@ -349,7 +366,7 @@ class _Source:
         return f"the output of {self.name} for sample {sample} in view {view} is off by {share:.2g} of its length"
 
 
-def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[[], bool]) -> Stored | None:
+def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[[], bool]) -> StoredOutputs | None:
     """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
     runtime = source.runtime
     folder = store / runtime.on_main(lambda: source.key)
@@ -357,8 +374,8 @@ def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[
 
     def sound() -> str:
         reason = runtime.on_main(lambda: _damage(folder, source.about))
-        if not reason and all(runtime.all_gather((folder / _DATA).is_file())):
-            reason = source.disagreement(Stored(folder / _DATA, source.split.views), few, 0)
+        if not reason and all(runtime.all_gather(is_packed(folder))):
+            reason = source.disagreement(StoredOutputs(folder), few, 0)
         return reason
 
     began, reason = time.monotonic(), sound()
@@ -382,27 +399,54 @@ def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[
                 return None
         finally:
             lock.release()
-    if not all(runtime.all_gather((folder / _DATA).is_file())):
+    if not all(runtime.all_gather(is_packed(folder))):
         found = "not seen by every process"
         raise UserError(str(folder), found, "a store that all machines share", "name one in TRAINKIT_STORE")
-    return Stored(folder / _DATA, source.split.views)
+    return StoredOutputs(folder)
 
 
 def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stopping: Callable[[], bool]) -> bool:
     """Compute a table block by block and give it its name; False: the run was told to stop."""
     runtime, split = source.runtime, source.split
-    aside = _Aside(folder, source.about)
+    with contextlib.ExitStack() as writing:
+        writers: list[Writer] = []  # on the main process alone
 
-    def begin() -> int:
-        _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
-        return aside.open()
+        def begin() -> int:
+            _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
+            for unusable in (folder, folder.with_name(f".{folder.name}")):  # the latter an earlier version left
+                shutil.rmtree(unusable, ignore_errors=True)
+            layout = StoredOutputs.layout(source.about)
+            writer = writing.enter_context(Writer(folder, layout, key=source.key, batch_rows=BLOCK, keep=True))
+            missing = source.bytes // 2 * (split.size - writer.rows) // split.size
+            if (free := shutil.disk_usage(writer.folder).free) < missing:
+                raise UserError(str(folder), f"{free / 1e6:,.1f} MB free", f"{missing / 1e6:,.1f} MB", _REMEDY)
+            writers.append(writer)
+            return writer.rows
 
-    done = runtime.on_main(begin)
-    begun = f"; {min(done * BLOCK, split.size):,} are there" if done else ""
-    logger.say(
-        f"{source.name}: outputs for {split.size:,} samples in {split.views} views are computed once, into {folder} "
-        f"({source.bytes / 2e6:,.1f} MB; {reason}{begun})"
-    )
+        def write(first: int, values: np.ndarray) -> None:
+            half = _halved(values, first * split.views, source)
+            for sample in half.reshape(-1, split.views, *source.shape[1:]):
+                writers[0].add({"output": sample})
+
+        done = runtime.on_main(begin)
+        begun = f"; {done:,} are there" if done else ""
+        what = f"outputs for {split.size:,} samples in {split.views} views are computed once, into {folder}"
+        logger.say(f"{source.name}: {what} ({source.bytes / 2e6:,.1f} MB; {reason}{begun})")
+        if not _write_blocks(source, done, write, logger, stopping):
+            return False
+        runtime.on_main(lambda: writers[0].publish(StoredOutputs, source.about))
+    return True
+
+
+def _write_blocks(
+    source: _Source,
+    done: int,
+    write: Callable[[int, np.ndarray], None],
+    logger: RunLogger,
+    stopping: Callable[[], bool],
+) -> bool:
+    """Compute the outputs of the samples from `done` on, and have the main process write them; False: told to stop."""
+    runtime, split = source.runtime, source.split
 
     def going() -> bool:
         return not runtime.any_async(stopping())()
@@ -410,21 +454,17 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
     began, said = time.monotonic(), time.monotonic()
     source.run = runtime.compiled(source.module, -(-split.size // (source.batch * runtime.world)) * split.views)
     try:
-        for number in range(done, -(-split.size // BLOCK)):
-            values = source.block(number * BLOCK, going)
+        for first in range(done, split.size, BLOCK):
+            values = source.block(first, going)
             if values is None:
                 return False
-            first = number * BLOCK * split.views
-            runtime.on_main(lambda values=values, first=first: aside.add(_halved(values, first, source)))
+            runtime.on_main(lambda first=first, values=values: write(first, values))
             if (now := time.monotonic()) - said > _SAID_EVERY:
-                said, had = now, number + 1 - done
-                left = (now - began) / had * (-(-split.size // BLOCK) - number - 1)
-                many = f"{(number + 1) * BLOCK:,} of {split.size:,} samples"
-                logger.say(f"{source.name}: {many}, {left / 60:.0f} min left")
-        runtime.on_main(aside.publish)
+                said, there = now, min(first + BLOCK, split.size)
+                left = (now - began) / (there - done) * (split.size - there)
+                logger.say(f"{source.name}: {there:,} of {split.size:,} samples, {left / 60:.0f} min left")
     finally:
         source.run = source.module
-        aside.close()
     return True
 
 
@@ -457,144 +497,19 @@ def _locked(lock: filelock.FileLock) -> bool:
 
 
 def _unwritten(path: Path, error: OSError) -> UserError:
-    remedy = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
-    return UserError(str(path), f"cannot be written ({error.strerror or error})", remedy=remedy)
-
-
-# ---- On disk
-
-
-class Stored:
-    """A memory-mapped cache in the store. It pickles as its path, so spawned workers map it themselves."""
-
-    def __init__(self, path: Path, views: int):
-        self.path, self.views = path, views
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-        if hasattr(mmap, "MADV_RANDOM"):
-            mapped._mmap.madvise(mmap.MADV_RANDOM)  # what is not in memory is read row by row, without what follows
-        self._table = np.asarray(mapped)
-
-    def __getstate__(self) -> tuple[Path, int]:
-        return self.path, self.views
-
-    def __setstate__(self, state: tuple[Path, int]) -> None:
-        self.__init__(*state)
-
-    def rows(self, index: Tensor, view: Tensor) -> Tensor:
-        """Outputs of samples in their views, float16 (B, ...)."""
-        return torch.from_numpy(self._table.take((index * self.views + view).numpy(), axis=0))
-
-
-def _header(shape: Sequence[int]) -> bytes:
-    out = io.BytesIO()
-    np.lib.format.write_array_header_1_0(out, {"descr": "<f2", "fortran_order": False, "shape": tuple(shape)})
-    return out.getvalue()
-
-
-def _layout(about: Mapping[str, Json]) -> tuple[bytes, int, int]:
-    """Header of the file of a table, bytes of a block, bytes in all."""
-    header, (rows, *rest) = _header(about["shape"]), about["shape"]
-    row = 2 * int(np.prod(rest, dtype=np.int64))
-    return header, about["block"] * about["views"] * row, len(header) + rows * row
-
-
-def _hashes(file: Path, about: Mapping[str, Json], many: int) -> list[str]:
-    """SHA-256 of the first so many blocks of a file, as far as it goes."""
-    header, size, whole = _layout(about)
-
-    def one(number: int) -> str:
-        begin = len(header) + number * size
-        with open(file, "rb") as part:
-            part.seek(begin)
-            return hashlib.sha256(part.read(min(size, whole - begin))).hexdigest()
-
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter free
-        return list(pool.map(one, range(many)))
+    return UserError(str(path), f"cannot be written ({error.strerror or error})", remedy=_REMEDY)
 
 
 def _damage(folder: Path, about: Mapping[str, Json]) -> str:
-    """Return the damage of a table in the store, in words; empty where it is what was written."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text("utf-8"))
-        blocks = manifest.pop("blocks")
-        if manifest != about:
-            return "the stored outputs are of another teacher, data or setting"
-        header, size, whole = _layout(about)
-        with (folder / _DATA).open("rb") as file:
-            found = file.read(len(header))
-        if found != header or (folder / _DATA).stat().st_size != whole:
-            return "the stored file has another length than expected"
-        if len(blocks) != -(-(whole - len(header)) // size) or _hashes(folder / _DATA, about, len(blocks)) != blocks:
-            return "the stored outputs are damaged"
-    except FileNotFoundError:
+    """Return why outputs in the store cannot be used, in words; empty where they are what was written."""
+    if not folder.exists():
         return "none are stored"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"the stored outputs cannot be read: {error}"[:200]
-    return ""
-
-
-class _Aside:
-    """A table while it is written, beside the place where it will be."""
-
-    def __init__(self, folder: Path, about: Mapping[str, Json]):
-        self.folder, self.about = folder, about
-        self.aside = folder.with_name(f".{folder.name}")
-        self._file: Any = None  # open between `open` and `close`
-
-    def open(self) -> int:
-        """Begin, or go on with what is whole: how many blocks that are. Raises UserError where there is no room."""
-        header, size, whole = _layout(self.about)
-        data, progress = self.aside / _DATA, self.aside / _PROGRESS
-        try:
-            self.aside.mkdir(parents=True, exist_ok=True)
-            self._blocks = progress.read_text("ascii").split() if progress.exists() and data.exists() else []
-            begins = data.exists() and data.open("rb").read(len(header)) == header
-            found = _hashes(data, self.about, len(self._blocks)) if begins else []
-            same = [a == b for a, b in zip(found, self._blocks, strict=False)] + [False]
-            done = same.index(False)
-            del self._blocks[done:]
-            kept = min(len(header) + done * size, whole)
-            if (free := shutil.disk_usage(self.aside).free) < whole - kept:
-                remedy = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
-                raise UserError(
-                    str(self.folder), f"{free / 1e6:,.1f} MB free", f"{(whole - kept) / 1e6:,.1f} MB", remedy
-                )
-            self._file = data.open("r+b" if done else "wb")
-            if done:
-                self._file.truncate(kept)
-                self._file.seek(kept)
-            else:
-                self._file.write(header)
-            progress.write_text("".join(f"{block}\n" for block in self._blocks), "ascii")
-        except OSError as error:
-            raise _unwritten(self.aside, error) from None
-        return done
-
-    def add(self, half: np.ndarray) -> None:
-        """Write a block, and then that it is whole."""
-        data = np.ascontiguousarray(half, "<f2").tobytes()
-        try:
-            self._file.write(data)
-            self._file.flush()
-            self._blocks.append(hashlib.sha256(data).hexdigest())
-            with (self.aside / _PROGRESS).open("a", encoding="ascii") as file:
-                file.write(self._blocks[-1] + "\n")
-        except OSError as error:
-            raise _unwritten(self.aside, error) from None
-
-    def publish(self) -> None:
-        """Make it durable and give it its name; what was there before is removed."""
-        try:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            write_aside(self.aside / _MANIFEST, json.dumps({**self.about, "blocks": self._blocks}, indent=1) + "\n")
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.aside.rename(self.folder)
-            (self.folder / _PROGRESS).unlink()
-        except OSError as error:
-            raise _unwritten(self.folder, error) from None
-
-    def close(self) -> None:
-        """Leave what was written for another time."""
-        if self._file is not None:
-            self._file.close()
+    if (folder / _BEFORE).exists():
+        return "those stored are in the form of an earlier version"
+    try:
+        found = StoredOutputs(folder)
+        if any(found.manifest.get(key) != about[key] for key in about):
+            return "the stored outputs are of another teacher, data or setting"
+        return "the stored outputs are damaged" if found.changed() else ""
+    except UserError as error:
+        return f"the stored outputs cannot be used: {error.found}"
