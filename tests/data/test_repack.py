@@ -56,7 +56,7 @@ def test_masks_and_their_distances_are_packed_anew(before, tmp_path):
         assert kind(tmp_path / name).digest == digests[name][0]
     masks, distances = PackedMasks(tmp_path / "masks"), Distances(tmp_path / "distances")
     assert masks.originals == digests["masks"][1] and distances.of == masks.digest
-    assert distances.settings == Distance() and distances.map(1).shape == masks.mask(1).shape
+    assert distances.settings == Distance() and distances.levels(1).shape == masks.mask(1).shape
 
 
 @pytest.mark.parametrize("name", ["volumes", "resampled"])

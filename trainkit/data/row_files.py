@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,11 @@ class Column:
     width: int = 0
     late: bool = False
     """True where it is known only when all rows are written: the numbers of classes."""
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a row."""
+        return np.dtype(self.dtype).itemsize * max(1, self.width)
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,14 @@ class Form:
     """The entry of a manifest that has the number of rows."""
 
 
-def entry_width(spec: Column | Text | Part) -> int:
-    """Return how many numbers a column has in the entry of a batch: where values begin and their CRC-32; of texts and
-    parts where offsets and data begin, bytes of data, and the CRC-32 of what is compared before it is used."""
-    return 2 if isinstance(spec, Column) else 4
+def entry_slices(layout: Layout) -> dict[str, slice]:
+    """Return where each column has its numbers in the entry of a batch, behind the number of rows.
+
+    These are where values begin and their CRC-32; of texts and parts where offsets and data begin, bytes of data, and
+    the CRC-32 of what is compared before it is used.
+    """
+    ends = list(accumulate((2 if isinstance(spec, Column) else 4 for spec in layout), initial=1))
+    return {spec.name: slice(*pair) for spec, pair in zip(layout, pairwise(ends), strict=True)}
 
 
 def unreadable(path: Path, error: Exception) -> UserError:

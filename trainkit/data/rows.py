@@ -55,7 +55,7 @@ from trainkit.data.row_files import (
     Layout,
     Part,
     Text,
-    entry_width,
+    entry_slices,
     is_count,
     read_manifest,
     unreadable,
@@ -164,17 +164,20 @@ class Rows(ABC):
         lines = [cls.FORM.format, str(cls.FORM.version), *cls.identity(manifest)]
         return hashlib.sha256("\n".join([*lines, *(f"{n} {hash}" for n, hash in entries)]).encode()).hexdigest()
 
+    @classmethod
+    def hashed_files(cls, manifest: Mapping[str, Json]) -> set[str]:
+        """Return the names of the files that the digest is of."""
+        columns = cls.layout(manifest)
+        offsets = {spec.offsets for spec in columns if isinstance(spec, Part) and spec.offsets}
+        return {*cls.beside(manifest), *(spec.file for spec in columns), *offsets} - {*cls.unlisted(manifest)}
+
     def _check_files(self) -> None:
         """Raise UserError where the manifest does not list the files that there must be, and these alone.
 
         They are a fixed list, so a manifest cannot point outside its folder.
         """
         manifest, file = self.manifest, str(self.path / MANIFEST)
-        needed = {*self.beside(manifest)}
-        for spec in self.layout(manifest):
-            needed |= {spec.file, getattr(spec, "offsets", "") or spec.file}
-        needed -= {*self.unlisted(manifest)}
-        entries = manifest.get("files")
+        needed, entries = self.hashed_files(manifest), manifest.get("files")
         if not isinstance(entries, dict) or set(entries) != needed:
             found = sorted(entries) if isinstance(entries, dict) else entries
             raise UserError(file, f"files {found!r}"[:300], f"{sorted(needed)}", REBUILD)
@@ -188,21 +191,22 @@ class Rows(ABC):
     def _batches(self) -> np.ndarray:
         """Return the numbers of each batch, int64 (batches, ...). Raises UserError for what the file cannot have."""
         arrow, layout = self.manifest["arrow"], self.layout(self.manifest)
-        width = 1 + sum(entry_width(spec) for spec in layout)
+        own = entry_slices(layout)
+        width = max(one.stop for one in own.values())
         try:
             table = np.asarray(arrow["batches"], np.int64).reshape(-1, width)
         except (KeyError, ValueError, TypeError, OverflowError):
             raise self.damaged(MANIFEST, f"batches that are not {width} numbers each") from None
-        rows, whole, at = table[:, 0], arrow["bytes"], 1
+        rows, whole = table[:, 0], arrow["bytes"]
         sound = not len(rows) or (rows.min() > 0 and table.min() >= 0 and table.max() <= max(whole, _U32))
         if not sound or rows.sum() != len(self):
             raise self.damaged(MANIFEST, f"batches of {rows.sum()} rows in all", f"{len(self)}")
         for spec in layout:
-            begin, at = table[:, at], at + entry_width(spec)
+            begin, *other = table[:, own[spec.name]].T
             if isinstance(spec, Column):
-                end = begin + rows * np.dtype(spec.dtype).itemsize * max(1, spec.width)
+                end = begin + rows * spec.stride
             else:
-                end = np.maximum(begin + 8 * (rows + 1), table[:, at - 3] + table[:, at - 2])
+                end = np.maximum(begin + 8 * (rows + 1), other[0] + other[1])
             if (begin % _ALIGNED).any() or (end > whole).any():
                 raise self.damaged(MANIFEST, f"batches whose {spec.name} lies outside of {FILE}")
         return table
@@ -214,14 +218,11 @@ class Rows(ABC):
 
     def _map(self) -> None:
         """Map the file, and note where the values of each batch begin."""
-        table, at = self._batches(), 1
-        self._layout = {spec.name: spec for spec in self.layout(self.manifest)}
+        table, layout = self._batches(), self.layout(self.manifest)
+        self._layout = {spec.name: spec for spec in layout}
         self._first = np.concatenate([[0], np.cumsum(table[:, 0])])
-        self._entry, self._sound = {}, {}
-        for name, spec in self._layout.items():
-            self._entry[name] = table[:, at : at + entry_width(spec)].T.copy()
-            self._sound[name] = np.zeros(len(table), bool)
-            at += entry_width(spec)
+        self._entry = {name: table[:, own].T.copy() for name, own in entry_slices(layout).items()}
+        self._sound = {name: np.zeros(len(table), bool) for name in self._entry}
         self._columns: dict[str, np.ndarray] = {}
         size = self.manifest["arrow"]["bytes"]
         try:
@@ -255,8 +256,7 @@ class Rows(ABC):
         for name, spec in self._layout.items():
             for batch, rows in enumerate(np.diff(self._first).tolist()):
                 entry = self._entry[name][:, batch].tolist()
-                size = np.dtype(spec.dtype).itemsize * max(1, spec.width) if isinstance(spec, Column) else 8
-                spans = [(entry[0], size * (rows + (not isinstance(spec, Column))))]
+                spans = [(entry[0], spec.stride * rows if isinstance(spec, Column) else 8 * (rows + 1))]
                 spans += [(entry[1], entry[2])] if isinstance(spec, Text) else []
                 for begin, count in spans:
                     memory[begin : begin + count] = self.read(begin, begin + count)
@@ -406,8 +406,7 @@ class Rows(ABC):
             begin, *other, crc = entry[:, batch].tolist()
             rows = int(self._first[batch + 1] - self._first[batch])
             if isinstance(spec, Column):
-                size = rows * np.dtype(spec.dtype).itemsize * max(1, spec.width)
-                found = zlib.crc32(self._at_once(begin, begin + size).data)
+                found = zlib.crc32(self._at_once(begin, begin + rows * spec.stride).data)
             else:
                 data, length = other
                 offsets = self._at_once(begin, begin + 8 * (rows + 1)).view(np.int64)

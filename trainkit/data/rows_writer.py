@@ -60,6 +60,7 @@ class Writer:
         self.folder = self.out.with_name(f".{self.out.name}{PARTIAL}{name}")
         self.rows = 0
         self.restored: list[Json] = []
+        self._own = row_files.entry_slices(layout)
         self._batches: list[list[int]] = []
         self._forget()
 
@@ -192,13 +193,12 @@ class Writer:
 
     def _crc(self, batch: bytes | Any, begin: int, entry: Sequence[int]) -> int:
         """Compute the CRC-32 of a batch that begins at byte `begin`, with zeros for what is known only at the end."""
-        data, at = bytearray(batch), 1
+        data = bytearray(batch)
         for spec in self.layout:
             if isinstance(spec, Column) and spec.late:
-                first = entry[at] - begin
-                place = slice(first, first + entry[0] * np.dtype(spec.dtype).itemsize)
+                first = entry[self._own[spec.name].start] - begin
+                place = slice(first, first + entry[0] * spec.stride)
                 data[place] = bytes(len(data[place]))
-            at += row_files.entry_width(spec)
         return zlib.crc32(data)
 
     def _length(self, spec: Text | Part) -> int:
@@ -223,14 +223,12 @@ class Writer:
     def replace(self, name: str, values: np.ndarray) -> None:
         """Write the numbers of all rows anew, of a column that is known only at the end."""
         self._flush()
-        at, first = 1, 0
-        for spec in self.layout:
-            if spec.name == name and isinstance(spec, Column):
-                for entry in self._batches:
-                    data = np.ascontiguousarray(values[first : first + entry[0]], spec.dtype)
-                    os.pwrite(self._file.fileno(), data.data, entry[at])
-                    entry[at + 1], first = zlib.crc32(data.data), first + entry[0]
-            at += row_files.entry_width(spec)
+        (dtype,) = (spec.dtype for spec in self.layout if spec.name == name and isinstance(spec, Column))
+        first, at = 0, self._own[name].start
+        for entry in self._batches:
+            data = np.ascontiguousarray(values[first : first + entry[0]], dtype)
+            os.pwrite(self._file.fileno(), data.data, entry[at])
+            entry[at + 1], first = zlib.crc32(data.data), first + entry[0]
 
     def save(self, name: str, array: np.ndarray) -> None:
         """Write an array that is not of a row."""
@@ -256,10 +254,7 @@ class Writer:
         self._file.close()
         self._journal.close()
         whole = dict(found.manifest)
-        names = {*kind.beside(whole)}
-        for spec in kind.layout(whole):
-            names |= {spec.file, getattr(spec, "offsets", "") or spec.file}
-        whole["files"] = {name: found.entry(name) for name in sorted(names - {*kind.unlisted(whole)})}
+        whole["files"] = {name: found.entry(name) for name in sorted(kind.hashed_files(whole))}
         whole["arrow"] = {**whole["arrow"], "sha256": sha256(self.folder / row_files.FILE)}
         whole["digest"] = kind.digest_of(whole)
         (self.folder / row_files.MANIFEST).write_text(_text(whole), "utf-8")

@@ -18,7 +18,7 @@ from trainkit.data.scenes import dataset, size_checks
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import SceneCrops, SceneSet
-from trainkit.data.storage.boundary_distance import Distance, distances_once
+from trainkit.data.storage.boundary_distance import STEP, Distance, distances_once
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, Data
 
@@ -198,7 +198,7 @@ def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, store):
         for i in range(5):
             ys, xs, classes = (plane.astype(int) for plane in batch["image"][i].numpy())
             assert (batch["mask"][i].numpy() == classes).all()
-            assert (batch["distance"][i].numpy() == maps.map(i)[ys, xs]).all()
+            assert (batch["distance"][i].numpy() == (maps.levels(i) * np.float32(STEP))[ys, xs]).all()
             assert (np.diff(ys, axis=0) == 1).all() and len(set(np.diff(xs, axis=1).ravel())) == 1
             seen.add((ys[0, 0], xs[0, 0], xs[0, 1] > xs[0, 0]))
     assert len(seen) > 15 and {mirrored for _, _, mirrored in seen} == {True, False}
@@ -216,7 +216,7 @@ def test_distances_grow_with_the_scale(home):
     assert (cuts.factor == 2).all()
     for i in range(6):
         y, x = cuts.start[i]
-        part = maps.map(i)[y : y + 8, x : x + 12]
+        part = (maps.levels(i) * np.float32(STEP))[y : y + 8, x : x + 12]
         assert (batch["distance"][i].numpy() == 2 * np.kron(part, np.ones((2, 2)))).all()
 
 

@@ -29,6 +29,11 @@ def packed(root, seed=0, size=None):
     return mask_store.pack_masks_once(source, label_maps.numbered(scene_sets.NAMES[: scene_sets.CLASSES]), size)
 
 
+def distances(maps, row):
+    """As they are kept: in pixels, float32."""
+    return maps.levels(row) * np.float32(STEP)
+
+
 def edges(mask, border):
     """The edges between pixels of different classes, each as x0, y0, x1, y1."""
     height, width = mask.shape
@@ -166,14 +171,13 @@ def test_maps_are_kept_to_a_quarter_of_a_pixel_and_made_once(tmp_path, monkeypat
     assert len(found) == 3 and found.of == data.digest and found.settings == Distance(cap=6.6)
     for row in range(3):
         exact = from_mask(data.mask(row), Distance(cap=6.6))
-        assert found.map(row).dtype == np.float32 and found.map(row).shape == exact.shape
-        assert np.abs(found.map(row) - exact).max() <= STEP / 2
-        assert (found.map(row) == found.levels(row) * np.float32(STEP)).all()
-        assert found.map(row).min() == 0.5
+        assert found.levels(row).dtype == np.uint8 and found.levels(row).shape == exact.shape
+        assert np.abs(distances(found, row) - exact).max() <= STEP / 2
+        assert distances(found, row).min() == 0.5
     assert found.changed() == []
     monkeypatch.setattr(boundary_distance, "_write", lambda *_: pytest.fail("made again"))
     again = distances_once(data, Distance(cap=6.6))
-    assert again.path == found.path and (again.map(1) == found.map(1)).all()
+    assert again.path == found.path and (distances(again, 1) == distances(found, 1)).all()
 
 
 def test_a_whole_number_names_the_maps_of_the_same_cap(tmp_path):
@@ -189,7 +193,7 @@ def test_other_masks_and_other_settings_have_maps_of_their_own(tmp_path):
     found = [distances_once(*each) for each in asked]
     assert len({each.path for each in found}) == len(asked)
     for (of, how), each in zip(asked, found, strict=True):
-        assert np.abs(each.map(0) - from_mask(of.mask(0), how)).max() <= STEP / 2
+        assert np.abs(distances(each, 0) - from_mask(of.mask(0), how)).max() <= STEP / 2
 
 
 def test_maps_of_a_mask_that_was_changed_are_made_again(tmp_path):
@@ -201,8 +205,8 @@ def test_maps_of_a_mask_that_was_changed_are_made_again(tmp_path):
     changed = packed(tmp_path / "set")
     after = distances_once(changed, Distance())
     assert changed.digest != data.digest and after.path != before.path
-    assert np.abs(after.map(1) - from_mask(mask, Distance())).max() <= STEP / 2
-    assert (after.map(0) == before.map(0)).all() and (after.map(1) != before.map(1)).any()
+    assert np.abs(distances(after, 1) - from_mask(mask, Distance())).max() <= STEP / 2
+    assert (distances(after, 0) == distances(before, 0)).all() and (distances(after, 1) != distances(before, 1)).any()
 
 
 def test_maps_of_others_are_refused_under_their_name(tmp_path):
@@ -233,7 +237,7 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
 def test_a_failure_leaves_nothing(tmp_path, cache, monkeypatch):
     data = packed(tmp_path / "set")
     before = {path.name for path in cache.iterdir() if path.is_dir()}
-    monkeypatch.setattr(boundary_distance, "_quarters", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(boundary_distance, "from_mask", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(UserError, match="No space left"):
         distances_once(data, Distance())
     assert {path.name for path in cache.iterdir() if path.is_dir()} == before

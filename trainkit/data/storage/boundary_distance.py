@@ -70,19 +70,15 @@ def from_mask(mask: np.ndarray, settings: Distance) -> np.ndarray:
 
     float32 (height, width), in pixels, exact and at most `settings.cap`, which is given where no boundary is that near.
     """
-    return np.sqrt(_quarters(mask, settings), dtype=np.float32) / np.float32(2)
-
-
-def _quarters(mask: np.ndarray, settings: Distance) -> np.ndarray:
-    """Four times the squared distances, and at most those of the cap, float32 (height, width); whole numbers below."""
     height, width = mask.shape
     rows, halo = max(32, _BAND // max(width, 1)), math.ceil(settings.cap) + 1
-    found = np.empty((height, width), np.float32)
+    squares = np.empty((height, width), np.float32)
     for first in range(0, height, rows):
         last, above = min(first + rows, height), max(first - halo, 0)
         part = _squares(mask[above : last + halo], settings)
-        found[first:last] = part[first - above : last - above]
-    return np.minimum(found, np.float32(4 * settings.cap**2), out=found)
+        squares[first:last] = part[first - above : last - above]
+    np.minimum(squares, np.float32(4 * settings.cap**2), out=squares)
+    return np.sqrt(squares, out=squares) / np.float32(2)
 
 
 def _squares(mask: np.ndarray, settings: Distance) -> np.ndarray:
@@ -125,15 +121,11 @@ class Distances(CompressedMaps):
         """Settings that they were made by."""
         return Distance(**self.manifest["settings"])
 
-    def map(self, row: int) -> np.ndarray:
-        """Read the distances of a row, float32 (height, width), in pixels of the packed mask, to a quarter of a pixel.
-
-        Raises UserError where it was damaged.
-        """
-        return self.levels(row) * np.float32(STEP)
-
     def levels(self, row: int) -> np.ndarray:
-        """The same in steps of `STEP` pixels, uint8, not to be written to: cheaper where only a part is needed."""
+        """Read the distances of a row in steps of `STEP` pixels of the packed mask, uint8 (height, width).
+
+        Not to be written to. Raises UserError where it was damaged.
+        """
         return self.bytes_of(row)
 
     @classmethod
@@ -175,8 +167,8 @@ def check_fits(found: Distances, masks: PackedMasks, settings: Distance) -> None
 
 def _write(folder: Path, masks: PackedMasks, settings: Distance, on_progress: Progress) -> None:
     def one(row: int) -> dict[str, object]:
-        # Half-steps go up: 4 d = 2 sqrt(4 d^2) rounded, without a second pass of division.
-        levels = np.floor(np.sqrt(_quarters(masks.mask(row), settings)) * np.float32(0.5 / STEP) + np.float32(0.5))
+        # Half-steps go up.
+        levels = np.floor(from_mask(masks.mask(row), settings) / np.float32(STEP) + np.float32(0.5))
         return map_store.packed(levels.astype(np.uint8))
 
     with Writer(folder, map_store.COLUMNS) as writer:

@@ -7,7 +7,7 @@ import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
@@ -151,53 +151,55 @@ class _Rows:
         self._sizes, self._originals = array("q"), bytearray()
         self._without_group = ""
         self._of_pages = self._deep = self.done = 0
-        self._said = 0, 0, 0
         self._brightest = -1
+        self._new: list[Json] = []
         self.bad: list[str] = []
 
     def add(self, writer: Writer, made: _Made | UserError) -> bool:
         """Write an image, or note why there is none; False where no more need be read."""
-        self.done += 1
         if isinstance(made, UserError):
-            self.bad.append(str(made))
+            self._note(str(made))
             return self._skip or len(self.bad) < _COUNTED
-        if self._skip or not self.bad:
-            record, pixels = made.record, made.pixels
-            self._of_pages += made.pages
-            self._deep += made.brightest >= 0
-            self._brightest = max(self._brightest, made.brightest)
-            self._labels.add(record.label)
-            self._groups.add(record.group)
-            if record.group is None and not self._without_group:
-                self._without_group = record.id
-            if self._shaped:
-                self._sizes.extend(pixels.shape[1:3])
-            self._originals += made.original
-            writer.add_image(record.id, pixels, made.encoded)
+        if self.bad and not self._skip:
+            self._note(None)
+            return True
+        record, pixels = made.record, made.pixels
+        first_without = record.id if record.group is None and not self._without_group else ""
+        shape = pixels.shape[1:3] if self._shaped else ()
+        facts = made.pages, made.brightest, shape, made.original.hex()
+        self._note((record.label, record.group, first_without, *facts))
+        writer.add_image(record.id, pixels, made.encoded)
         return True
 
-    def state(self) -> dict[str, Json]:
-        """Return what another process needs to resume here, beside what it was given before."""
-        facts = self.done, self._of_pages, self._deep, self._brightest, self._without_group
-        (bad, sizes, originals), self._said = self._said, (len(self.bad), len(self._sizes), len(self._originals))
-        return {
-            "facts": facts,
-            "bad": self.bad[bad:],
-            "numbered": (self._labels.state(), self._groups.state()),
-            "sizes": self._sizes[sizes:].tolist(),
-            "originals": self._originals[originals:].hex(),
-        }
+    def _note(self, note: Json) -> None:
+        self._new.append(note)
+        self._take(note)
 
-    def restore(self, states: Sequence[dict[str, Json]]) -> None:
+    def _take(self, note: Json) -> None:
+        """Take up what is to be known of a record: facts of its image, why it has none, or None for one not written."""
+        self.done += 1
+        if isinstance(note, str):
+            self.bad.append(note)
+        elif note is not None:
+            label, group, without_group, pages, brightest, shape, original = note
+            self._labels.add(label)
+            self._groups.add(group)
+            self._without_group = self._without_group or without_group
+            self._of_pages += pages
+            self._deep += brightest >= 0
+            self._brightest = max(self._brightest, brightest)
+            self._sizes.extend(shape)
+            self._originals += bytes.fromhex(original)
+
+    def state(self) -> list[Json]:
+        """Return what another process needs to resume here, beside what it was given before."""
+        new, self._new = self._new, []
+        return new
+
+    def restore(self, states: Sequence[list[Json]]) -> None:
         """Resume what another process left."""
-        for state in states:
-            self.done, self._of_pages, self._deep, self._brightest, self._without_group = state["facts"]
-            self.bad += state["bad"]
-            self._labels.restore(*state["numbered"][0])
-            self._groups.restore(*state["numbered"][1])
-            self._sizes.extend(state["sizes"])
-            self._originals += bytes.fromhex(state["originals"])
-        self._said = len(self.bad), len(self._sizes), len(self._originals)
+        for note in chain.from_iterable(states):
+            self._take(note)
 
     def finish(self, writer: Writer, source: Source, protocol: Protocol | None) -> Report:
         """Publish the set. Raises UserError where it has no row."""
@@ -259,7 +261,6 @@ class _Numbered:
     def __init__(self) -> None:
         self.values: dict[int | str, int] = {}
         self._numbers = array("q")
-        self._said = 0, 0
 
     def add(self, value: int | str | None) -> None:
         """Note the label of a row; None is -1."""
@@ -269,18 +270,6 @@ class _Numbered:
     def has_texts(self) -> bool:
         """True where a label is a text."""
         return any(isinstance(value, str) for value in self.values)
-
-    def state(self) -> tuple[list[int | str], list[int]]:
-        """Return labels and numbers that came since this was asked for."""
-        (values, numbers), self._said = self._said, (len(self.values), len(self._numbers))
-        return list(self.values)[values:], self._numbers[numbers:].tolist()
-
-    def restore(self, values: list[int | str], numbers: list[int]) -> None:
-        """Take up what `state` returned."""
-        for value in values:
-            self.values[value] = len(self.values)
-        self._numbers.extend(numbers)
-        self._said = len(self.values), len(self._numbers)
 
     def sorted(self) -> tuple[np.ndarray, list[str], bool]:
         """Return numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change."""
