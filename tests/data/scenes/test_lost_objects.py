@@ -10,6 +10,7 @@ from coco_sets import SIZE, annotation, box, content, written
 from PIL import Image
 
 from trainkit.data.scenes import coco, label_maps, verify
+from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once
 from trainkit.errors import UserError
@@ -93,31 +94,27 @@ def test_classes_that_vanish_from_images_when_masks_are_resized_are_counted(tmp_
     assert packed(root, None, ["none", "spot"]).objects.lost == ()
 
 
-def opened(scenes: type, place: object, **more) -> None:
-    scenes(train=str(place), crop=(16, 16), evaluate={}, **more).open(0)
+def opened(place: object, **more) -> None:
+    Scenes(train=str(place), crop=(16, 16), evaluate={}, **more).open(0)
 
 
 def test_a_training_set_without_a_class_that_was_drawn_is_refused(tmp_path):
-    from trainkit.data.scenes.dataset import Scenes
-
     file = written(tmp_path / "coco", content([annotation(), annotation(7, segmentation=[box(5.6, 5.6, 0.3, 0.3)])]))
     with pytest.raises(UserError, match=r"nothing is left of 1 class \(car\)(.|\n)*1 below a pixel: p0\.png"):
-        opened(Scenes, file)
+        opened(file)
     assert any("nothing is left of 1 class (car)" in t and not t.startswith("warn") for t in verify.verify(file))
     root = masks_of(tmp_path / "set", spot(1), spot(1))
     with pytest.raises(UserError, match=r"nothing is left of 1 class \(spot\)(.|\n)*data\.size"):
-        opened(Scenes, root, names=["none", "spot"], size=(16, 16))
+        opened(root, names=["none", "spot"], size=(16, 16))
 
 
 def test_most_objects_outside_of_their_images_are_refused(tmp_path):
-    from trainkit.data.scenes.dataset import Scenes
-
     far = [annotation(image=n, segmentation=[box(300, 300, 50, 50)]) for n in range(3)]
     file = written(tmp_path, content([annotation(), annotation(7, 1), annotation(image=2), *far], images=3))
-    opened(Scenes, file)
+    opened(file)
     file = written(tmp_path, content([annotation(7, 1), annotation(), *far], images=3))
     with pytest.raises(UserError, match="3 of 5 objects outside of their images"):
-        opened(Scenes, file)
+        opened(file)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6])
@@ -140,35 +137,22 @@ def test_run_lengths_of_another_size_than_the_image_are_refused(tmp_path, said):
 # Masks of 0 and 255.
 
 
-def test_black_and_white_masks_are_refused_where_255_would_be_no_class(tmp_path):
-    from trainkit.data.scenes.dataset import Scenes
-
-    root = masks_of(tmp_path / "set", spot(20, 255), spot(30, 255))
+def test_masks_of_255_are_two_classes_or_refused_where_that_would_be_no_class(tmp_path):
+    root = masks_of(tmp_path / "white", spot(20, 255), spot(30, 255))
     with pytest.raises(UserError, match=r"255 alone.*data\.palette to \{none: \[0, 0, 0\], spot: \[255, 255, 255\]\}"):
-        opened(Scenes, root, names=["none", "spot"])
-    opened(Scenes, root, palette={"none": (0, 0, 0), "spot": (255, 255, 255)})
+        opened(root, names=["none", "spot"])
+    opened(root, palette={"none": (0, 0, 0), "spot": (255, 255, 255)})
     assert any("255 alone" in text for text in verify.verify(root, names=["none", "spot"]))
-
-
-def test_black_and_white_masks_without_names_are_two_classes(tmp_path):
-    root = masks_of(tmp_path / "set", spot(20, 255), spot(30, 255))
     (said,) = verify.verify(root)
     assert said.startswith(verify.WARNING) and "[255, 255, 255]" in said
     assert label_maps.guessed({(0,), (1,), (255,)}).names == ("0", "1")
-
-
-def test_255_beside_two_classes_stays_no_class(tmp_path):
-    from trainkit.data.scenes.dataset import Scenes
-
+    # Beside two classes it stays no class, and masks of it alone are told.
     rim = spot(20)
     rim[0] = 255
-    root = masks_of(tmp_path / "set", rim, spot(10))
-    opened(Scenes, root, names=["none", "spot"])
+    root = masks_of(tmp_path / "rim", rim, spot(10))
+    opened(root, names=["none", "spot"])
     assert packed(root, None, ["none", "spot"]).objects.lost == ()
-
-
-def test_masks_of_255_beside_others_are_told(tmp_path):
-    root = masks_of(tmp_path / "set", spot(20, 255), spot(30, 1), spot(20, 255))
+    root = masks_of(tmp_path / "some", spot(20, 255), spot(30, 1), spot(20, 255))
     found = packed(root, None, ["none", "spot"]).objects
     assert found.white == 2 and "2 masks of one class and of 255" in found.lost[0] and "0.png" in found.lost[0]
 
