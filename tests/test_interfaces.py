@@ -16,7 +16,6 @@ from trainkit.data.people.dataset import People, PeopleSplit
 from trainkit.data.people.pk_sampler import PK
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.interfaces import (
-    CachesSamples,
     CachesTeacher,
     ChecksLeakage,
     ComparableSplit,
@@ -43,7 +42,7 @@ from trainkit.tasks.segment2d import Segment2d
 from trainkit.tasks.segment3d import Segment3d
 
 OF_TASKS = (NormalisesBatch, ComparesSamples, CachesTeacher, Exportable, HasBaselines, LabelsImages, LabelsVolumes)
-OF_DATA = (NamesTrainingSet, NamesEvaluationSets, ChecksLeakage, DividesIntoFolds, DrawsBlocks, CachesSamples)
+OF_DATA = (NamesTrainingSet, NamesEvaluationSets, ChecksLeakage, DividesIntoFolds, DrawsBlocks)
 OF_SPLITS = (ThreadSafeFetch, DividesBlocks, ComparableSplit, IdentifiesContent, ImageSplit)
 NAMED = {"NamesTrainingSet", "NamesEvaluationSets"}
 
@@ -69,7 +68,7 @@ def test_data_has_the_protocols_of_the_keys_of_its_block():
     assert of(Faces(train="sample")) == NAMED
     assert of(Images(train="sample")) == {*NAMED, "ChecksLeakage"}
     volumes = Volumes(train="sample", patch=(16, 16, 16))
-    assert of(volumes) == {*NAMED, "ChecksLeakage", "DividesIntoFolds", "CachesSamples"}
+    assert of(volumes) == {*NAMED, "ChecksLeakage", "DividesIntoFolds"}
     assert of(people) == {*NAMED, "ChecksLeakage", "DrawsBlocks"} and people.block == 8
 
 

@@ -282,16 +282,6 @@ class DrawsBlocks(Protocol):
         ...
 
 
-@runtime_checkable
-class CachesSamples(Protocol):
-    """Data with a setting for the cache of read samples, `cache` of its block."""
-
-    @property
-    def cache(self) -> str:
-        """The value in the recipe."""
-        ...
-
-
 @dataclass
 class Networks:
     """The networks and state of a task."""

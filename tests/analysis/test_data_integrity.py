@@ -312,7 +312,7 @@ def test_volumes_are_compared_by_patients_and_content_and_not_looked_at(tmp_path
         return str(tmp_path / name)
 
     train, val = pack("train", ["p1", "p2", "p3"], 1), pack("val", ["p2", "q"], 3)
-    data = Volumes(train=train, evaluate={"val": val}, patch=(4, 8, 8), cache="disk", leakage="allow")
+    data = Volumes(train=train, evaluate={"val": val}, patch=(4, 8, 8), leakage="allow")
     report = data_integrity.of(data.open(0))
     assert found(report, VAL, "subjects").said == "1 of its 2 patients are in data.train: p2"
     assert found(report, VAL, "copies").said == "1 of its 2 volumes are in data.train: p2_3 = p3_3"

@@ -25,6 +25,7 @@ DIGESTS = {
 }
 DROPPED = [
     ("hippocampus", "data.clinical", None, "t.csv", "per_case_last.csv"),
+    ("tom500", "data.cache", "auto", "ram", "prepared volumes are memory-mapped"),
     ("adadistill", "task.products", "float32", "bf16", "multiplied in float32"),
     ("adadistill", "task.matmul_dtype", "float32", "bf16", "multiplied in float32"),
     ("reid", "task.circle", None, {"margin": 0.3}, "use triplet or contrast"),

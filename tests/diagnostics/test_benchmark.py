@@ -226,9 +226,6 @@ def test_suggestions_fit_the_machine():
     assert "device.threads" not in suggested(machine={**MACHINE, "cores": 1.0})
     assert "device.cudnn_benchmark" in gpu
     assert "device.cudnn_benchmark" not in suggested("device.deterministic=true", machine=GPU)
-    tom500 = loader.load(loader.RECIPES / "tom500.yaml")
-    found = {axis.key: axis.values for axis in bench_settings.suggested(tom500, ready_for(tom500, MACHINE))}
-    assert found["data.cache"] == ("disk",)
 
 
 def test_a_teacher_that_could_be_asked_once_is_suggested():
@@ -256,7 +253,7 @@ def test_what_changes_the_training_is_named():
     for key in ("train.batch_size", "optim.lr", "evaluations.val.every", "task.smoothing", "data.augment", "seed"):
         assert bench_settings.changes_training(key, ready()) == "changes the training"
         assert not bench_settings.compares_losses(key)
-    for key in ("loader.workers", "device.threads", "train.compile", "optim.fused", "data.cache", "task.cache_teacher"):
+    for key in ("loader.workers", "device.threads", "train.compile", "optim.fused", "task.cache_teacher"):
         assert not bench_settings.changes_training(key, ready())
     assert "batch norm" in bench_settings.changes_training("train.micro_batch", ready())
     assert not bench_settings.changes_training("train.micro_batch", ready(batch_norm=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +9,10 @@ from trainkit.config.run_request import RunRequest, load, values_of
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics.stepped_process import Ready
 from trainkit.errors import UserError
-from trainkit.interfaces import CachesSamples, CachesTeacher
+from trainkit.interfaces import CachesTeacher
 
 _SPEED = (
-    "device.", "loader.", "optim.fused", "train.precision", "train.compile", "train.micro_batch", "data.cache",
+    "device.", "loader.", "optim.fused", "train.precision", "train.compile", "train.micro_batch",
     "task.cache_teacher",
 )  # fmt: skip
 """Keys that change the speed, and results by rounding alone."""
@@ -78,10 +77,6 @@ def suggested(recipe: Recipe, ready: Ready) -> list[Axis]:
         )
     else:
         choices.append(("device.threads", counts, machine["threads"]))
-    if isinstance(recipe.data, CachesSamples):
-        words = typing.get_args(typing.get_type_hints(type(recipe.data)).get("cache"))
-        there = [word for word in words if word not in (None, "auto") and (gpu or word != "device")]
-        choices.append(("data.cache", there, recipe.data.cache))
     if isinstance(recipe.task, CachesTeacher) and (ready.views or recipe.task.cache_teacher):
         choices.append(("task.cache_teacher", (True, False), bool(recipe.task.cache_teacher)))
     axes = [

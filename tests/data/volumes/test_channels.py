@@ -17,8 +17,8 @@ from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.augment_intensity import Gamma, Noise
 from trainkit.data.volumes.augment_spatial import Elastic, Rotate
 from trainkit.data.volumes.dataset import Volumes
+from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.data.volumes.preprocess import Preparation
-from trainkit.data.volumes.residency import Shelf
 from trainkit.data.volumes.sources import open_volumes
 from trainkit.errors import UserError
 
@@ -151,13 +151,13 @@ def recipe(packed, **changes) -> Volumes:
     return Volumes(**settings | changes)
 
 
-def test_patches_have_all_channels_wherever_volumes_are(packed):
+def test_patches_have_all_channels_on_this_disk_and_on_a_networks(packed, monkeypatch):
     data = PackedVolumes(packed.out)
     numbers = np.array([0, 1, 1])
     starts = np.array([[0, 0, 0], [-2, 3, 8], [1, 2, 3]])  # the second lies partly outside
-    found = [Shelf(data, np.arange(2), "disk").patches(numbers, starts, (4, 6, 6))]
-    on_device = Shelf(data, np.arange(2), "device")
-    found.append(on_device.patches_on(torch.from_numpy(numbers), torch.from_numpy(starts), (4, 6, 6)))
+    found = [PatchReader(data, np.arange(2)).patches(numbers, starts, (4, 6, 6))]
+    monkeypatch.setattr("trainkit.files.on_network", lambda folder: True)
+    found.append(PatchReader(PackedVolumes(packed.out), np.arange(2)).patches(numbers, starts, (4, 6, 6)))
     for image, mask in found:
         assert image.shape == (3, 2, 4, 6, 6) and torch.equal(image, found[0][0]) and torch.equal(mask, found[0][1])
     assert (found[0][0][2].numpy() == data.image(1)[:, 1:5, 2:8, 3:9]).all()

@@ -13,15 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit import files
 from trainkit.config.schema import Loader
 from trainkit.config.validation import validate
 from trainkit.data.loader import stream
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
-from trainkit.data.volumes import residency
 from trainkit.data.volumes.augment import Noise, Rotate, VolumeAugment
 from trainkit.data.volumes.dataset import Volumes, fold_of
+from trainkit.data.volumes.patch_reader import PatchReader, cut
 from trainkit.data.volumes.preprocess import Preparation
-from trainkit.data.volumes.residency import Shelf, cut
 from trainkit.data.volumes.splits import CaseSplit, PatchSplit
 from trainkit.errors import UserError
 from trainkit.interfaces import Data
@@ -90,7 +90,7 @@ def train(tmp_path) -> Path:
 
 
 def block(path: Path | str, **more) -> Volumes:
-    return Volumes(**({"train": str(path), "patch": (8, 16, 16), "cache": "disk"} | more))
+    return Volumes(**({"train": str(path), "patch": (8, 16, 16)} | more))
 
 
 def expected_patch(packed: PackedVolumes, case: int, start: np.ndarray, size: tuple) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +116,7 @@ def test_an_imported_set_opens_as_what_it_holds(train):
     assert opened.train.at_once is None and opened.train.digest == packed.digest
     kinds = ["train", "train.few", "train.mirrored", "train.overlays", "train.patches"]
     assert list(opened.evaluations) == kinds and [split.name for split in opened.evaluations.values()] == kinds
-    assert any("cache disk" in note for note in opened.notes)
+    assert opened.notes == ()
 
 
 def orbit(root: Path, part: str, patients: list[str], seed: int) -> None:
@@ -345,7 +345,7 @@ def test_a_patch_lies_inside_or_holds_all(shapes, patch, seed):
         channels=1,
     )
     cases = np.arange(len(shapes))
-    split = PatchSplit("train", packed, cases, Shelf(packed, cases, "disk"), seed, patch, 8, 0.5, VolumeAugment())
+    split = PatchSplit("train", packed, cases, PatchReader(packed, cases), seed, patch, 8, 0.5, VolumeAugment())
     rows = np.arange(split.size)
     starts, size = split.starts(rows, 1), np.asarray(shapes)[rows // 8]
     inside = (starts >= 0) & (starts + patch <= size)
@@ -443,44 +443,29 @@ def test_the_augmentation_gets_its_margin_and_its_numbers(train):
     assert not torch.equal(done["image"], block(train).open(4).train.on_device(split.fetch(rows, 1))["image"][..., :8])
 
 
-# ---- Where volumes are -----------------------------------------------------------------------------------------------
+# ---- How volumes are read -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("augment", [VolumeAugment(), VolumeAugment(rotate=Rotate(p=1.0), flips=["left_right"])])
-def test_disk_and_device_give_the_same_bits(tmp_path, augment):
+def test_patches_of_a_set_on_a_network_disk_have_the_same_bits(tmp_path, monkeypatch, augment):
     path = pack(tmp_path / "set", [*people(3), ("q_1", (5, 40, 20)), ("r_1", (20, 10, 12))])
-    batches = {}
-    for place in ("disk", "device"):
-        split = block(path, cache=place, augment=augment, fold=0, folds=4).open(0).train
-        assert split.shelf.place == place and len(split.cases) < 5
-        fetched = split.fetch(np.arange(split.size)[::-1], 3)
-        assert ("image" in fetched) == (place != "device")
-        batches[place] = split.on_device(fetched)
-    assert set(batches["device"]) == set(batches["disk"])
-    for key, value in batches["disk"].items():
-        assert value.dtype == batches["device"][key].dtype and torch.equal(value, batches["device"][key]), key
+    batches = []
+    for on_network in (False, True):
+        monkeypatch.setattr(files, "on_network", lambda folder, on_network=on_network: on_network)
+        split = block(path, augment=augment, fold=0, folds=4).open(0).train
+        assert split.packed.on_network == on_network and len(split.cases) < 5
+        batches.append(split.on_device(split.fetch(np.arange(split.size)[::-1], 3)))
+    for key, value in batches[0].items():
+        assert value.dtype == batches[1][key].dtype and torch.equal(value, batches[1][key]), key
 
 
-def test_a_device_that_is_no_cpu_may_hold_volumes(train):
-    # "meta" has no values, but refuses what mixes devices or waits for one.
-    shelf = Shelf(PackedVolumes(train), np.arange(9), "device")
-    device = torch.device("meta")
-    image, mask = shelf.patches_on(
-        torch.zeros(2, dtype=torch.int64, device=device), torch.zeros(2, 3, dtype=torch.int64, device=device), (4, 5, 6)
-    )
-    assert image.shape == (2, 1, 4, 5, 6) and mask.shape == (2, 4, 5, 6) and image.device == mask.device == device
-    assert image.dtype == torch.float16 and mask.dtype == torch.uint8
-
-
-@pytest.mark.parametrize("place", ["disk", "device"])
-def test_a_split_travels_to_a_spawned_worker(train, place):
-    split = block(train, cache=place).open(0).train
+def test_a_split_travels_to_a_spawned_worker(train):
+    split = block(train).open(0).train
     rows = np.array([3, 20])
     here = split.on_device(split.fetch(rows, 0))
     packet = pickle.dumps(split)
     assert len(packet) < 10_000  # the volumes, of 300 kB, stay here
     there = pickle.loads(packet)
-    assert there.shelf.place == place
     again = there.on_device(there.fetch(rows, 0))
     assert all(torch.equal(here[key], again[key]) for key in here)
 
@@ -496,9 +481,10 @@ def test_workers_read_what_the_process_would(train):
     assert all(torch.equal(one[key], other[key]) for one, other in zip(alone, helped, strict=True) for key in one)
 
 
-@pytest.mark.parametrize("place", ["disk", "device"])
-def test_a_damaged_volume_is_named_when_it_is_first_read(train, place):
-    split = block(train, cache=place).open(0).train
+@pytest.mark.parametrize("on_network", [False, True])
+def test_a_damaged_volume_is_named_when_it_is_first_read(train, monkeypatch, on_network):
+    monkeypatch.setattr(files, "on_network", lambda folder: on_network)
+    split = block(train).open(0).train
     whole = CaseSplit("val", split.packed, split.cases)
     with open(train / "rows.arrow", "r+b") as file:  # in place, where the map sees it
         file.seek(split.packed.span("label", 2)[0] + 5)
@@ -508,27 +494,6 @@ def test_a_damaged_volume_is_named_when_it_is_first_read(train, place):
     with pytest.raises(UserError, match=r"case 2 \(p2_1\).*labels"):
         whole.fetch(np.array([2]), 0)
     assert whole.fetch(np.array([1]), 0)["mask"].max() == 3
-
-
-def test_the_place_is_decided_by_what_is_free(monkeypatch):
-    free: dict[str, int | None] = {"gpu": 100}
-    monkeypatch.setattr(residency, "_free_on_gpu", lambda: free["gpu"])
-    monkeypatch.setattr(residency.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
-
-    def place(asked: str, voxels: int) -> str:
-        chosen, told = residency.decide(asked, voxels)
-        assert told.startswith(f"cache {chosen}")
-        return chosen
-
-    # 3 bytes a voxel; 40 % of the GPU
-    assert place("auto", 13) == "device" and place("auto", 14) == "disk"
-    assert place("disk", 1) == "disk" and place("device", 33) == "device"
-    with pytest.raises(UserError, match=r"data\.cache: device, for 102 bytes.*the GPU has 100 bytes free.*auto"):
-        place("device", 34)
-    free["gpu"] = None
-    assert place("auto", 1) == "disk" and place("device", 333) == "device"
-    with pytest.raises(UserError, match=r"data\.cache: device.*this machine has 1 kB free"):
-        place("device", 334)
 
 
 # ---- What is scored --------------------------------------------------------------------------------------------------

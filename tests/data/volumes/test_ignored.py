@@ -277,7 +277,7 @@ def test_patches_lie_on_labelled_voxels_and_the_augmentation_moves_what_is_ignor
     augment = VolumeAugment(
         rotate=Rotate(p=0.5, in_plane=20), flips=["left_right", "back_front"], swap=[("left a", "right a")]
     )
-    block = Volumes(train=str(root), patch=(4, 8, 8), patches=40, foreground=0.3, cache="disk", augment=augment)
+    block = Volumes(train=str(root), patch=(4, 8, 8), patches=40, foreground=0.3, augment=augment)
     data = block.open(3)
     split = data.train if kind == "train" else data.evaluations["train.patches"]
     seen = set()

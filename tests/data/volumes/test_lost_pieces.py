@@ -41,13 +41,13 @@ def test_a_lesion_that_vanishes_is_counted_and_named(tmp_path):
     )
     assert said in output.output.replace("\n", " ") and output.exit_code == 0
     assert not any("lost" in line for line in verify.verify(root, names=NAMES))
-    notes = Volumes(train=str(root), names=NAMES, spacing=COARSE, patch=(4, 4, 4), cache="disk").open(0).notes
+    notes = Volumes(train=str(root), names=NAMES, spacing=COARSE, patch=(4, 4, 4)).open(0).notes
     assert note in notes and not any("no voxel of" in line for line in notes)
 
 
 def test_what_no_case_was_annotated_with_is_said_as_before(tmp_path):
     root = tumours(tmp_path / "set", 2)
-    block = Volumes(train=str(root), names=[*NAMES, "cyst"], patch=(4, 4, 4), cache="disk")
+    block = Volumes(train=str(root), names=[*NAMES, "cyst"], patch=(4, 4, 4))
     assert [line for line in block.open(0).notes if "no voxel" in line] == ["no voxel of cyst in any training case"]
 
 

@@ -20,10 +20,10 @@ from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
 from trainkit.data.storage import volume_store
 from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import channels, fingerprint, importer, label_names, residency
+from trainkit.data.volumes import channels, fingerprint, importer, label_names
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
-from trainkit.data.volumes.residency import Shelf
+from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.data.volumes.sources import VolumeSource
 from trainkit.data.volumes.splits import CaseSplit, PatchSplit
 from trainkit.errors import UserError, few
@@ -90,9 +90,6 @@ class Volumes:
     warn."""
     few: Annotated[int, Field(ge=1, le=1000)] = 4
     """Number of cases in NAME.few and NAME.overlays, spread over the sizes."""
-    cache: Literal["auto", "disk", "device"] = "auto"
-    """Location of volumes during training: `disk` (memory-mapped) or `device` (on the GPU); the patches are the same.
-    `auto`: the fastest that has room when the run starts."""
     name: Literal["volumes"] = "volumes"
     """Kind of data."""
 
@@ -118,7 +115,7 @@ class Volumes:
         check_evaluate(self.evaluate, self.fold is not None, "fold", "patients")
 
     def open(self, seed: int) -> Dataset:
-        """Find, check and where needed import the files, and decide where volumes are while training.
+        """Find, check and where needed import the files.
 
         Raises UserError naming file and case, labels that differ, patients and volumes that are in two splits.
         """
@@ -137,7 +134,6 @@ class Volumes:
             _check_fit(f"data.evaluate.{name}", whole, packed)
         self._check_leaks(train, scored)
         self.augment.checked(whole.names, whole.axes)
-        place, told = residency.decide(self.cache, sum(math.prod(info.shape) for info in train.infos), whole.channels)
         evaluations: dict[str, CaseSplit | PatchSplit] = {}
         for name, split in {**scored, "train": train}.items():
             evaluations |= self._kinds(name, split)
@@ -151,9 +147,9 @@ class Volumes:
             resampled=whole.preparation.spacing or (),
             channels=whole.channel_names,
         )
-        training = self._patches("train", train, Shelf(whole, kept, place), seed, "train")
+        training = self._patches("train", train, seed, "train")
         others = self._other_spacings(whole, scored)
-        return Dataset(meta, training, evaluations, (told, *self._notes(training, held), *others))
+        return Dataset(meta, training, evaluations, (*self._notes(training, held), *others))
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
@@ -226,24 +222,22 @@ class Volumes:
         remedy = "divide the sets by patient (data.fold can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each patient and each volume in one split", remedy)
 
-    def _patches(
-        self, name: str, split: CaseSplit, shelf: Shelf, seed: int, kind: Literal["train", "patches"]
-    ) -> PatchSplit:
+    def _patches(self, name: str, split: CaseSplit, seed: int, kind: Literal["train", "patches"]) -> PatchSplit:
         augment = self.augment if kind == "train" else VolumeAugment()
+        reader = PatchReader(split.packed, split.cases)
         return PatchSplit(
-            name, split.packed, split.cases, shelf, seed, self.patch, self.patches, self.foreground, augment, kind
+            name, split.packed, split.cases, reader, seed, self.patch, self.patches, self.foreground, augment, kind
         )
 
     def _kinds(self, name: str, split: CaseSplit) -> dict[str, CaseSplit | PatchSplit]:
         """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         few = split.some(self.few)
-        disk = Shelf(split.packed, split.cases, "disk")
         return {
             name: replace(split, name=name),
             f"{name}.few": replace(few, name=f"{name}.few"),
             f"{name}.mirrored": replace(split, name=f"{name}.mirrored", mirrored=True),
             f"{name}.overlays": replace(few, name=f"{name}.overlays", kind="overlays"),
-            f"{name}.patches": self._patches(f"{name}.patches", split, disk, _FIXED, "patches"),
+            f"{name}.patches": self._patches(f"{name}.patches", split, _FIXED, "patches"),
         }
 
     def _other_spacings(self, train: PackedVolumes, scored: Mapping[str, CaseSplit]) -> Iterable[str]:
@@ -265,7 +259,7 @@ class Volumes:
             )
         if any(train.margin):
             yield f"patches are read with a margin of {_by(train.margin)} voxels on each side, for the augmentation"
-        short = (train.shelf.shapes < self.patch).sum(0)
+        short = (train.reader.shapes < self.patch).sum(0)
         if short.any():
             along = [f"{n} along {axis}" for n, axis in zip(short, ("depth", "height", "width"), strict=True) if n]
             yield (

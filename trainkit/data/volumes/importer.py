@@ -22,11 +22,10 @@ from trainkit.data.sources import split_of
 from trainkit.data.storage import image_store, volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.data.threads import attempt, each, threads
-from trainkit.data.volumes import channels, fingerprint, label_names, layouts, preprocess, reader, sources
+from trainkit.data.volumes import channels, fingerprint, label_names, preprocess, reader, sources
 from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.preprocess import Preparation, three
-from trainkit.data.volumes.residency import size
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.files import Json
@@ -71,7 +70,7 @@ class VolumeReport:
 
     def lines(self) -> list[str]:
         """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
-        held = f"{number_of(self.cases, 'cases')}, {number_of(self.classes - 1, 'organs')}, {size(self.bytes)}"
+        held = f"{number_of(self.cases, 'cases')}, {number_of(self.classes - 1, 'organs')}, {_size(self.bytes)}"
         made = f"{self.out}: {held}, from {self.kind}"
         odd = ["to check:", *(f"  {note}" for note in self.notes)] if self.notes else []
         return [made, "", *self.table, *([""] if odd else []), *odd]
@@ -238,29 +237,22 @@ def holds_volumes(path: Path | str) -> bool:
 
 
 def a_volume(path: Path | str) -> Path | None:
-    """Find the packed volumes that `path` (or `path#split`) is, or the first NIfTI file in it; else None.
-
-    Raises UserError for a folder that holds DICOM in their place.
-    """
+    """Find the packed volumes that `path` (or `path#split`) is, or the first NIfTI file in it; else None."""
     folder, split = split_of(path)
     if split is None and volume_store.is_packed(folder):
         return folder
     if not folder.is_dir() or image_store.is_packed(folder):
         return folder if nifti.is_nifti(folder) and folder.is_file() else None
-    looked_at, first = 0, []
+    looked_at = 0
     for below, inner, files in folders.walk(folder):
-        place = folder / below
         if found := next(filter(nifti.is_nifti, files), None):
-            return place / found
-        first += [place / name for name in files[:1]]
+            return folder / below / found
         # A folder of something else may hold a million files, and the volumes of a set are never that far down.
         looked_at += len(files) + len(inner)
         if looked_at > _LOOKED_AT:
             break
         if len(Path(below).parts) >= 3:
             inner.clear()
-    if first and all(layouts.is_dicom(file) for file in first):
-        layouts.refuse_dicom(folder)
     return None
 
 
@@ -447,8 +439,8 @@ def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:
     need = annotated + int(sum((2 * pair.image.channels + 1) * _voxels(pair, how) for pair in pairs))
     free = shutil.disk_usage(out.parent).free
     if need > free:
-        found = f"{size(free)} are free"
-        raise UserError(str(out), found, f"{size(need)} for {len(pairs)} cases", "choose another disk")
+        found = f"{_size(free)} are free"
+        raise UserError(str(out), found, f"{_size(need)} for {len(pairs)} cases", "choose another disk")
 
 
 def _voxels(pair: _Pair, how: Preparation) -> float:
@@ -461,6 +453,15 @@ def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
     """Return how many volumes may be prepared at once, from the memory that the largest takes."""
     each_takes = [max(pair.image.voxels, _voxels(pair, how)) * pair.image.channels for pair in pairs]
     return max(1, min(threads(), int(_MEMORY / (max(each_takes, default=1) * _PER_VOXEL))))
+
+
+def _size(count: float) -> str:
+    """Write a number of bytes with three digits and its unit: `25.3 MB`."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB" if count < 1000 else f"{count / 1000:,.3g} TB"
 
 
 def _capped(word: str, sentences: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from trainkit import rng
 from trainkit.data.leakage import Held
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes
 from trainkit.data.volumes.augment import VolumeAugment
-from trainkit.data.volumes.residency import Shelf
+from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import Batch, Split
@@ -154,12 +154,11 @@ class PatchSplit(_Cases):
     """Patches of cases: row r is draw r % patches of case r // patches. Where it lies is a hash of seed, epoch and row.
 
     Keys after `on_device`: image, float32 (B, C, *patch); mask, uint8 (B, *patch); index, view. Before, image is
-    float16 and both are larger by `margin` on each side; or, where volumes are on the device, there is `start`, int64
-    (B, 3), the first voxel of each. And the numbers of the augmentation, `augment_*`.
+    float16 and both are larger by `margin` on each side, and there are the numbers of the augmentation, `augment_*`.
     """
 
-    shelf: Shelf
-    """The volumes of these cases."""
+    reader: PatchReader
+    """Of the volumes of these cases."""
     seed: int
     patch: tuple[int, int, int]
     patches: int
@@ -233,7 +232,7 @@ class PatchSplit(_Cases):
         cases = rows // self.patches
         # Whether on an organ, which, which of its voxels; and where else, along each axis.
         draws = rng.uniform(self.seed, "patch", epoch, rows[:, None], np.arange(6))
-        shapes = self.shelf.shapes[cases]
+        shapes = self.reader.shapes[cases]
         lowest, highest = np.minimum(shapes - self.patch, 0), np.maximum(shapes - self.patch, 0)
         starts = lowest + (draws[:, 3:] * (highest - lowest + 1)).astype(np.int64)
         chosen = draws[:, 0] < self.foreground if self.kind == "train" else rows % 2 == 0
@@ -261,10 +260,7 @@ class PatchSplit(_Cases):
         indices = np.array(indices, dtype=np.int64)
         starts = self.starts(indices, epoch) - self.margin
         batch = {"index": torch.from_numpy(indices), "view": torch.from_numpy(np.zeros_like(indices))}
-        if self.shelf.place == "device":
-            batch["start"] = torch.from_numpy(starts)
-        else:
-            batch["image"], batch["mask"] = self.shelf.patches(indices // self.patches, starts, self._region)
+        batch["image"], batch["mask"] = self.reader.patches(indices // self.patches, starts, self._region)
         if self._augmented:
             where = (self.patch, self.packed.spacing, self.packed.axes, self.packed.names, self.packed.channels)
             numbers = self.augment.numbers(self.seed, epoch, indices, *where)
@@ -272,17 +268,12 @@ class PatchSplit(_Cases):
         return batch
 
     def on_device(self, batch: Batch) -> Batch:
-        """Cut patches, where volumes are on the device, and augment them; the image as float32."""
-        done = {key: batch[key] for key in ("index", "view")}
-        if "start" in batch:
-            image, mask = self.shelf.patches_on(batch["index"] // self.patches, batch["start"], self._region)
-        else:
-            image, mask = batch["image"], batch["mask"]
-        image = image.float()
+        """Augment patches; the image as float32."""
+        image, mask = batch["image"].float(), batch["mask"]
         numbers = {key: value for key, value in batch.items() if key.startswith("augment_")}
         if numbers:
             image, mask = self.augment.apply(image, mask, numbers, self.patch)
-        return done | {"image": image, "mask": mask}
+        return {"index": batch["index"], "view": batch["view"], "image": image, "mask": mask}
 
     @functools.cached_property
     def _region(self) -> tuple[int, int, int]:
