@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,6 +21,9 @@ LABEL_FOLDERS = ("label", "labels", "labelstr", "mask", "masks")
 
 FILES = "volumes (.nii.gz or .nii)"
 """Files to predict for, in words."""
+
+DICOM = "convert DICOM with dcm2niix, which writes NIfTI"
+"""What to do where there are no volumes."""
 
 _DEPTH = 4
 _LOOKED_AT = 20_000
@@ -80,11 +82,10 @@ def find(path: Path, split: str | None, asked: Asked) -> Found:
     if splits := splits_below(path) if split is None else []:
         either = " or ".join(f"{path}#{name}" for name in splits)
         raise UserError(str(path), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
-    refuse_dicom(folder)
     wanted = "a folder `image` and a folder `label`, or dataset.json"
     there = few(inner.name for inner in _folders(folder))
     said = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
-    raise UserError(where, said, wanted if asked.labelled else f"{wanted}, or {FILES}")
+    raise UserError(where, said, wanted if asked.labelled else f"{wanted}, or {FILES}", DICOM)
 
 
 def splits_below(root: Path) -> list[str]:
@@ -105,8 +106,7 @@ def _folders(folder: Path) -> list[Path]:
 def _single(path: Path, split: str | None, labelled: bool) -> Found:
     """Return the one volume that a file is. Raises UserError for another file, and where label maps are wanted."""
     if split is not None or not is_nifti(path):
-        refuse_dicom(path)
-        raise UserError(str(path), "a file of unknown kind" if split is None else "a file has no splits", FILES)
+        raise UserError(str(path), "a file of unknown kind" if split is None else "a file has no splits", FILES, DICOM)
     if labelled:
         raise UserError(str(path), "a single volume, without a label map", "a folder of images and one of labels")
     return Found("file", {stem(path): ((path,), None)})
@@ -176,28 +176,6 @@ def _group(
     named = {id for id, _, _ in parts}
     alone = [file for id, file in labels.items() if id not in named]
     found.left_out += [f"{_below(folder, file)}: a label map without an image" for file in alone]
-
-
-def refuse_dicom(place: Path) -> None:
-    """Raise UserError where a path is a file of DICOM, or a folder in which some lie, however deep."""
-    below = (Path(place, folder, name) for folder, _, names in folders.walk(place) for name in names)
-    for file in [place] if place.is_file() else itertools.islice(below, _LOOKED_AT):
-        if is_dicom(file):
-            raise UserError(str(file), "a file of DICOM", FILES, "convert DICOM with dcm2niix, which writes NIfTI")
-
-
-def is_dicom(file: Path) -> bool:
-    """Return whether a file is of DICOM: by its suffix; where that is none or a number, by the mark in the file."""
-    suffix = file.suffix.lower()
-    if suffix in (".dcm", ".dicom", ".ima"):
-        return True
-    if (suffix and not suffix[1:].isdigit()) or not file.is_file():
-        return False
-    try:
-        with file.open("rb") as stream:
-            return stream.read(132)[128:] == b"DICM"
-    except OSError:
-        return False
 
 
 def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:

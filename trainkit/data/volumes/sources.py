@@ -101,10 +101,9 @@ def open_volumes(
         raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
     where = f"{place}#{split}" if split else str(place)
     if not found.pairs and not found.incomplete:
-        layouts.refuse_dicom(place)
         said = f"; {few(found.left_out, 3)}" if found.left_out else ""
         wanted = "images with label maps of the same names" if labelled else layouts.FILES
-        raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted)
+        raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted, layouts.DICOM)
     folders.check_names(where, found.pairs)
     cases = [
         Case(id, find(id, str(images[0])) if find else id, images[0], label, images[1:])
