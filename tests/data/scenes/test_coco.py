@@ -10,7 +10,7 @@ import pytest
 import scene_sets
 from coco_sets import CATEGORIES, SIZE, annotation, box, content, written
 
-from trainkit.data.scenes import coco, files, json_lists
+from trainkit.data.scenes import coco, files, json_lists, outlines
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.errors import UserError
 
@@ -76,22 +76,22 @@ def test_the_category_that_others_are_under_is_no_class(tmp_path):
 def test_run_lengths_are_those_of_pycocotools():
     # Made by pycocotools 2.0.11 of a polygon of 160 x 120 pixels.
     text = "gS74b38H6J3M3N1O2N2O1N1O2O1O1N100000000000O101O00000O10001O1N2N2N2N2N2M4L5L5GcY7"
-    found = coco.decode_runs(text, (120, 160))
+    found = outlines.decode_runs(text, (120, 160))
     assert found.shape == (120, 160) and int(found.sum()) == 1019 and np.argwhere(found).min(0).tolist() == [73, 60]
     lengths = np.array([5, 3, 24 * 32 - 8])
     expected = np.zeros(SIZE, bool)
     expected[5:8, 0] = True
-    assert (coco.decode_runs(lengths, SIZE) == expected).all()
+    assert (outlines.decode_runs(lengths, SIZE) == expected).all()
 
 
 def test_a_pixel_is_inside_where_its_centre_is():
     triangle = np.array([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]])
     y, x = np.mgrid[:10, :10] + 0.5
-    assert (coco.fill(triangle, (10, 10)) == (x + y < 8)).all()
+    assert (outlines.fill(triangle, (10, 10)) == (x + y < 8)).all()
     ring = np.array([[0, 0], [9, 0], [9, 9], [0, 9], [0, 0], [3, 3], [6, 3], [6, 6], [3, 6], [3, 3]], float)
-    found = coco.fill(ring, (10, 10))
+    found = outlines.fill(ring, (10, 10))
     assert int(found.sum()) == 81 - 9 and not found[3:6, 3:6].any()
-    assert not coco.fill(triangle - 100, (10, 10)).any() and coco.fill(triangle * 1e5 - 10, (10, 10)).all()
+    assert not outlines.fill(triangle - 100, (10, 10)).any() and outlines.fill(triangle * 1e5 - 10, (10, 10)).all()
 
 
 def test_several_polygons_of_an_object_are_one_area(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from coco_sets import SIZE, annotation, box, content, written
 from PIL import Image
 
-from trainkit.data.scenes import coco, label_maps, verify
+from trainkit.data.scenes import label_maps, outlines, verify
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once
@@ -185,7 +185,7 @@ def compressed(lengths: list[int]) -> str:
 
 @pytest.mark.parametrize("block", [16, 50, 1 << 20])
 def test_run_lengths_are_the_same_in_blocks_of_any_size(monkeypatch, block):
-    monkeypatch.setattr(coco, "_BLOCK", block)
+    monkeypatch.setattr(outlines, "_BLOCK", block)
     rng = np.random.default_rng(0)
     for size in ((1, 1), (7, 5), (300, 200)):
         for most in (1, 4, 3000):
@@ -193,8 +193,8 @@ def test_run_lengths_are_the_same_in_blocks_of_any_size(monkeypatch, block):
             edges = np.flatnonzero(np.diff(np.concatenate([[False], mask])))
             lengths = np.diff([0, *edges.tolist(), len(mask)]).tolist()
             expected = mask.reshape(size[1], size[0]).T
-            assert (coco.decode_runs(compressed(lengths), size) == expected).all()
-            assert (coco.decode_runs(np.array(lengths), size) == expected).all()
+            assert (outlines.decode_runs(compressed(lengths), size) == expected).all()
+            assert (outlines.decode_runs(np.array(lengths), size) == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -203,4 +203,4 @@ def test_run_lengths_are_the_same_in_blocks_of_any_size(monkeypatch, block):
 )
 def test_run_lengths_beyond_any_image_are_refused_in_a_sentence(text):
     with pytest.raises(ValueError, match="run lengths"):
-        coco.decode_runs(text, (3, 4))
+        outlines.decode_runs(text, (3, 4))

@@ -1,11 +1,10 @@
 """Masks of COCO's JSON: outlines of objects as polygons or run lengths, with a category each, become classes.
 
-Classes are the background (0) and the categories in the order of their ids; see `composed` for what lies on top. A
+Classes are the background (0) and the categories in the order of their ids; see `outlines` for what lies on top. A
 image without an annotation is all background. Objects marked `iscrowd` enclose more than the objects, and those with
 a box and no outline as well: what nothing else covers of them has no class. A category that is only the common
 `supercategory` of others, as Roboflow writes one, is no class.
 
-Of polygons a pixel is inside where its centre is, by the even-odd rule; several polygons of an object are one area.
 Format: Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, and its API's `mask` for run lengths.
 """
 
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ import numpy as np
 
 from trainkit.data import folders
 from trainkit.data.formats.image_decode import PIXEL_CAP
-from trainkit.data.scenes import composed, json_lists
-from trainkit.data.scenes.composed import Painted, Region
+from trainkit.data.scenes import json_lists, label_maps, outlines
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.lost_objects import BOX, OUTSIDE, SMALL, THIN
+from trainkit.data.scenes.outlines import LENGTH_TEXT, Outline, Painted
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
@@ -35,19 +33,8 @@ LIMIT = 512 << 20
 FAR = 1e6
 """Largest coordinate of an outline, in pixels."""
 
-CROSSINGS = 1 << 20
-"""Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
-
 POINTS = 1 << 17
 """Most points of the outline of an object."""
-
-_TEXT = 7
-"""Most characters of a run length: an image has less than 2^30 pixels."""
-
-_BLOCK = 1 << 20
-"""Run lengths, or characters of them, that are decoded at a time; an even number."""
-
-_NO_AREA = 1e-9
 
 _FEW = 8
 """Pixels of the shorter side up to which coordinates from 0 to 1 may be pixels."""
@@ -60,28 +47,17 @@ _OTHERS = ("captions_", "person_keypoints_", "panoptic_", "image_info_")
 
 _SPLIT = re.compile(r"(?:.*[_.-])?(train|training|val|valid|validation|dev|test|testing)(?:\d{4})?", re.IGNORECASE)
 
+_BACKGROUND = "background"
+"""Class 0 of what no region covers."""
+
+_CALLED_BACKGROUND = frozenset({_BACKGROUND, "_background_", "bg"})
+
 _KEPT = {
     "images": ("id", "file_name", "height", "width"),
     "annotations": ("image_id", "category_id", "iscrowd", "segmentation", "bbox"),
     "categories": ("id", "name", "supercategory"),
 }
 """What is read of the entries of each list."""
-
-
-@dataclass(frozen=True, eq=False)
-class Outline:
-    """One object of an image: polygons, run lengths, or for lack of both a box."""
-
-    number: int
-    """Class of its pixels; `IGNORED` for none."""
-    of: int
-    """Class of the object; `IGNORED` for what encloses several."""
-    polygons: tuple[np.ndarray, ...] = ()
-    """float64 (n, 2) each, x and y in pixels."""
-    runs: str | np.ndarray | None = None
-    """Lengths of runs outside and inside in turn, down the columns: compressed, or int64."""
-    box: tuple[float, float, float, float] | None = None
-    """Left, top, width and height."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,24 +74,7 @@ class CocoMask:
 
     def painted(self) -> Painted:
         """Return classes and objects. Raises UserError for run lengths that do not fit the image."""
-        return composed.paint(self.size, map(self._region, self.outlines), self.empty, self.where)
-
-    def _region(self, outline: Outline) -> Region:
-        try:
-            if outline.runs is not None:
-                region = Region.covering(outline.number, decode_runs(outline.runs, self.size))
-                return replace(region, of=outline.of, fate="" if region.area else THIN)
-            polygons, fate = outline.polygons, ""
-            if outline.box is not None:
-                x, y, width, height = outline.box
-                polygons = (np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]]),)
-                fate = BOX
-            region = _filled(outline.number, polygons, self.size) if polygons else None
-            if region is None:
-                return Region.lost(outline.of, fate or _reason(polygons, self.size))
-            return replace(region, of=outline.of, fate=fate)
-        except ValueError as error:
-            raise UserError(self.where, str(error), "an outline of the image's size") from None
+        return outlines.paint(self.size, self.outlines, self.empty, self.where)
 
 
 @dataclass(frozen=True)
@@ -183,7 +142,7 @@ def read(file: Path) -> Read:
             raise UserError(str(file), "no lists `images`, `annotations` and `categories`", "masks in COCO's JSON")
         pictures = _pictures(said["images"])
         names = _categories(said["categories"], said["annotations"])
-        numbers, empty, labels = composed.numbering(list(names.values()))
+        numbers, empty, labels = _numbering(list(names.values()))
         classes = {id: numbers[name] for id, name in names.items()}
         outlines, left_out = _outlines(said["annotations"], pictures, classes)
     except ValueError as error:
@@ -333,7 +292,7 @@ def _numbers(some: Any, count: int, where: str) -> np.ndarray:
 
 def _runs(counts: Any, size: tuple[int, int], where: str) -> str | np.ndarray:
     pixels = size[0] * size[1]
-    if isinstance(counts, str | list) and len(counts) > (most := _TEXT * (pixels + 2)):
+    if isinstance(counts, str | list) and len(counts) > (most := LENGTH_TEXT * (pixels + 2)):
         raise ValueError(f"{where} has a length of {len(counts)}; {most} at most for {size[1]} x {size[0]} pixels")
     if isinstance(counts, str):
         if not re.fullmatch("[0-o]+", counts):
@@ -342,122 +301,6 @@ def _runs(counts: Any, size: tuple[int, int], where: str) -> str | np.ndarray:
     if not isinstance(counts, list) or not all(type(one) is int and 0 <= one <= PIXEL_CAP for one in counts):
         raise ValueError(f"{where} is neither a text nor a list of lengths")
     return np.array(counts, np.int32)
-
-
-def decode_runs(runs: str | np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Decode run lengths, compressed or whole numbers, to bool of `size` (height, width).
-
-    Raises ValueError where they do not make up so many pixels, or that is more than any image has.
-    """
-    pixels = size[0] * size[1]
-    if pixels > PIXEL_CAP:
-        raise ValueError(f"{size[1]} x {size[0]} pixels; at most {PIXEL_CAP} are allowed")
-    made, done, odd = np.empty(pixels, bool), 0, 0
-    for lengths in _unpacked(runs) if isinstance(runs, str) else _blocks(runs):
-        total = int(lengths.sum())
-        if (lengths < 0).any() or done + total > pixels:
-            raise ValueError(f"run lengths below 0, or of more pixels than {size[1]} x {size[0]}")
-        made[done : done + total] = np.repeat((np.arange(len(lengths)) + odd) % 2 == 1, lengths)
-        done, odd = done + total, (odd + len(lengths)) % 2
-    if done != pixels:
-        raise ValueError(f"run lengths of {done} pixels for {size[1]} x {size[0]}")
-    return made.reshape(size[1], size[0]).T
-
-
-def _blocks(values: np.ndarray) -> Iterator[np.ndarray]:
-    return (values[first : first + _BLOCK].astype(np.int64) for first in range(0, len(values), _BLOCK))
-
-
-def _unpacked(text: str) -> Iterator[np.ndarray]:
-    """Unpack lengths from a text, some at a time: 5 bits a character, the sixth says that more follow; each after the
-    third is told by its difference from the last but one."""
-    codes = np.frombuffer(text.encode("ascii"), np.uint8)
-    last, begin, first, more = np.zeros(2, np.int64), 0, 0, 0
-    while begin < len(codes):
-        some = codes[begin : begin + _BLOCK] - np.uint8(48)
-        ends = np.flatnonzero(some & 32 == 0)
-        if begin + len(some) < len(codes):
-            ends = ends[: len(ends) // 2 * 2]
-        elif 0 < (more := len(some) - 1 - int(ends[-1] if len(ends) else -1)) < _TEXT:
-            raise ValueError("truncated run lengths")
-        begins = np.append(0, ends[:-1] + 1)
-        if not len(ends) or int((ends - begins).max()) >= _TEXT or more >= _TEXT:
-            raise ValueError("impossible run lengths")
-        some = some[: int(ends[-1]) + 1].astype(np.int64)
-        place = np.arange(len(some)) - np.repeat(begins, ends - begins + 1)
-        values = np.add.reduceat((some & 31) << 5 * place, begins)
-        values -= np.where(some[ends] & 16, 1 << 5 * (ends - begins + 1), 0)
-        if int(np.abs(values).max()) > PIXEL_CAP:
-            raise ValueError("impossible run lengths")
-        yield _summed(values, last, first)
-        begin, first = begin + len(some), first + len(ends)
-
-
-def _summed(values: np.ndarray, last: np.ndarray, first: int) -> np.ndarray:
-    """Return lengths of differences from the last but one; `last` are the two before, and are set to the last two.
-
-    The first three of all, from `first` 0 on, are lengths themselves.
-    """
-    for parity in (0, 1):
-        own = values[parity::2]
-        if first == 0 and parity == 0:
-            own[1:].cumsum(out=own[1:])
-        else:
-            own[:1] += last[parity]
-            own.cumsum(out=own)
-        if len(own) > (first == 0 and parity == 0):
-            last[parity] = own[-1]
-    return values
-
-
-def _filled(number: int, polygons: Sequence[np.ndarray], size: tuple[int, int]) -> Region | None:
-    """Fill polygons into one region; None where they cover no pixel of an image of `size` (height, width)."""
-    points = np.concatenate(polygons)
-    low = np.clip(np.floor(points.min(0)), 0, None).astype(int)
-    high = np.minimum(np.ceil(points.max(0)).astype(int), (size[1], size[0]))
-    width, height = (high - low).tolist()
-    if width < 1 or height < 1:
-        return None
-    covered = np.zeros((height, width), bool)
-    for polygon in polygons:
-        covered |= fill(polygon - low, (height, width))
-    return Region.covering(number, covered, int(low[1]), int(low[0])) if covered.any() else None
-
-
-def _reason(polygons: Sequence[np.ndarray], size: tuple[int, int]) -> str:
-    """Return why polygons cover no pixel of an image of `size` (height, width)."""
-    areas = (np.dot(p[:, 0], np.roll(p[:, 1], -1)) - np.dot(p[:, 1], np.roll(p[:, 0], -1)) for p in polygons)
-    if all(abs(area) < _NO_AREA for area in areas):
-        return THIN
-    points = np.concatenate(polygons)
-    outside = (points.max(0) <= 0).any() or (points.min(0) >= size[::-1]).any()
-    return OUTSIDE if outside else SMALL
-
-
-def fill(polygon: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Fill a polygon, float64 (n, 2) of x and y: bool of `size` (height, width), true where a pixel's centre is inside.
-
-    Raises ValueError where its edges cross more rows than `CROSSINGS`.
-    """
-    height, width = size
-    x, y = polygon.T
-    x_end, y_end = np.roll(x, -1), np.roll(y, -1)
-    first = np.clip(np.ceil(np.minimum(y, y_end) - 0.5), 0, height).astype(np.int64)
-    last = np.clip(np.ceil(np.maximum(y, y_end) - 0.5), 0, height).astype(np.int64)
-    counts = last - first
-    total = int(counts.sum())
-    if total > CROSSINGS:
-        raise ValueError(f"an outline of {len(polygon)} points that crosses {total} rows")
-    edge = np.repeat(np.arange(len(x)), counts)
-    row = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts) + first[edge]
-    slope = (x_end - x)[edge] / (y_end - y)[edge]
-    column = np.ceil(x[edge] + (row + 0.5 - y[edge]) * slope - 0.5)
-    column = np.clip(column, 0, width).astype(np.int64)
-    turns = np.zeros((height, width + 1), np.uint8)
-    np.add.at(turns.reshape(-1), row * (width + 1) + column, 1)  # beyond 255 it goes on from 0, which is even too
-    np.bitwise_xor.accumulate(turns, 1, out=turns)
-    turns &= 1
-    return turns[:, :width].view(bool)
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:
@@ -492,3 +335,15 @@ def _places(file: Path) -> Iterator[Path]:
             if (above / inner).is_dir():
                 yield above / inner
                 yield from (above / inner / word for word in words if (above / inner / word).is_dir())
+
+
+def _numbering(classes: Sequence[str]) -> tuple[dict[str, int], int, Labels]:
+    """Return the number of each class, that of uncovered pixels, and the labels, whose class 0 is the background.
+
+    Where one of `classes` is called background it is class 0, and uncovered pixels have no class. Raises ValueError as
+    `Labels` does.
+    """
+    own = next((name for name in classes if name.lower() in _CALLED_BACKGROUND), None)
+    names = (_BACKGROUND if own is None else own, *(name for name in classes if name != own))
+    labels = label_maps.numbered(names)
+    return {name: number for number, name in enumerate(names)}, 0 if own is None else IGNORED, labels

@@ -22,7 +22,7 @@ from trainkit.errors import UserError
 
 if TYPE_CHECKING:
     from trainkit.data.scenes.coco import CocoMask
-    from trainkit.data.scenes.composed import Painted
+    from trainkit.data.scenes.outlines import Painted
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}

@@ -15,13 +15,12 @@ from typing import Self
 import numpy as np
 
 from trainkit.data.scenes.augment import nearest
-from trainkit.data.scenes.composed import Painted
+from trainkit.data.scenes.outlines import OUTSIDE, Painted
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 THERE = "there"
-BOX, THIN, OUTSIDE, SMALL = "with a box and no outline", "without an area", "outside of the image", "below a pixel"
 COVERED, RESIZED = "covered by others", "gone when masks are resized"
 
 _NAMED = 3
