@@ -158,7 +158,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], object] | None, tuple[str, ...], str]
     "no folder": (None, ("data.train={b}/tran",), "tran.*does not exist"),
     "no set": (None, ("data.evaluate={{val: {b}/vall}}",), "vall.*does not exist"),
     "the folder of both": (None, ("data.train={b}",), "train, val"),
-    "no such part": (None, ("data.train={b}#test",), "#test: no such split; expected one of: #train, #val"),
+    "no such part": (None, ("data.train={b}#test",), "#test: no such split; available: train, val"),
     "a single file": (None, ("data.train={b}/train/image/101.nii.gz",), "a single volume, without a label map"),
     "labels that nothing names": (None, ("data.names=[ball]",), "labels 2 in"),
     "a name twice": (None, ("data.names=[ball, Ball]",), r"data.*names must be different names"),

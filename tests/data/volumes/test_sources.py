@@ -80,7 +80,7 @@ def test_a_split_of_tom500(tom500):
 
 def test_splits_are_named_where_none_or_another_is_asked_for(tom500):
     assert f"holds the splits train, val; expected one of them; name {tom500}#train or {tom500}#val" in refused(tom500)
-    assert f"{tom500}#test: no such split; expected one of: #train, #val" in refused(f"{tom500}#test")
+    assert f"{tom500}#test: no such split; available: train, val" in refused(f"{tom500}#test")
     assert "holds the splits" in refused(tom500, labelled=False)
     assert "../elsewhere" in refused(f"{tom500}#../elsewhere")
 
@@ -257,7 +257,7 @@ def test_images_of_the_decathlons_test_have_no_labels(decathlon):
     assert "its images have no label maps" in refused(f"{decathlon}#test")
     source = open_volumes(f"{decathlon}#test", labelled=False)
     assert ids(source) == ["liver_99"] and source.cases[0].label is None and source.left_out == ()
-    assert "no such split; expected one of: #train, #test" in refused(f"{decathlon}#val")
+    assert "no such split; available: test, train" in refused(f"{decathlon}#val")
 
 
 def test_what_dataset_json_does_not_list_or_what_is_not_there_is_left_out(decathlon):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from trainkit.data import folders
+from trainkit.data import folders, source_splits
 from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.volumes import channels, label_names
 from trainkit.data.volumes.label_names import Classes
@@ -66,10 +66,10 @@ def find(path: Path, split: str | None, asked: Asked) -> Found:
         return _decathlon(path / split, None, asked)
     if (path / "dataset.json").is_file() and not (split is not None and (path / split).is_dir()):
         return _decathlon(path, split, asked)
-    folder, where = (path, str(path)) if split is None else (path / split, f"{path}#{split}")
-    if not folder.is_dir():
-        splits = ", ".join(f"#{name}" for name in splits_below(path))
-        raise UserError(where, "no such split", f"one of: {splits}" if splits else f"the folder {folder}")
+    folder, where = path, str(path)
+    if split is not None:
+        _, folder = source_splits.choose(folders.folders_in(path), split, where)
+        where = f"{path}#{split}"
     if (pair := _pair(folder, asked.labelled)) is not None:
         found = _paired(folder, *pair, asked)
         found.classes, found.made_of = _names_beside(folder, split)
@@ -83,24 +83,20 @@ def find(path: Path, split: str | None, asked: Asked) -> Found:
         either = " or ".join(f"{path}#{name}" for name in splits)
         raise UserError(str(path), f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
     wanted = "a folder `image` and a folder `label`, or dataset.json"
-    there = few(inner.name for inner in _folders(folder))
+    there = few(folders.folders_in(folder))
     said = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
     raise UserError(where, said, wanted if asked.labelled else f"{wanted}, or {FILES}", DICOM)
 
 
 def splits_below(root: Path) -> list[str]:
     """Return the names of the folders in a folder that are sets of volumes themselves: `train` and `val` of TOM500."""
-    return [inner.name for inner in _folders(root) if _pair(inner, labelled=True) is not None]
+    return [name for name, inner in folders.folders_in(root).items() if _pair(inner, labelled=True) is not None]
 
 
 def volumes_in(folder: Path) -> list[Path]:
     """List NIfTI files in a folder itself, without hidden ones."""
     names = next(folders.walk(folder))[2] if folder.is_dir() else []
     return [folder / name for name in names if is_nifti(name) and (folder / name).is_file()]
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [folder / name for name in next(folders.walk(folder))[1]]
 
 
 def _single(path: Path, split: str | None, labelled: bool) -> Found:
@@ -114,7 +110,7 @@ def _single(path: Path, split: str | None, labelled: bool) -> Found:
 
 def _pair(folder: Path, labelled: bool) -> tuple[Path, Path | None] | None:
     """Find the folders of images and of labels in a folder."""
-    below = _folders(folder)
+    below = folders.folders_in(folder).values()
     chosen: list[Path | None] = []
     for words in (IMAGE_FOLDERS, LABEL_FOLDERS):
         some = [inner for inner in below if inner.name.lower() in words]
@@ -181,12 +177,11 @@ def _group(
 def _decathlon(root: Path, split: str | None, asked: Asked) -> Found:
     """Read the layout of the Medical Segmentation Decathlon, and nnU-Net's, whose `dataset.json` lists no files."""
     file = root / "dataset.json"
-    said, test = _dataset_json(file), split == "test"
+    name, ending = source_splits.choose({"train": "Tr", "test": "Ts"}, split, str(root))
+    said, test = _dataset_json(file), name == "test"
     classes, listed = label_names.of_json(said.get("labels"), str(file)), said.get("test" if test else "training")
     called = _channels_of(said, str(file))
-    if split not in (None, "train", "test"):
-        raise UserError(f"{root}#{split}", "no such split", "one of: #train, #test")
-    ending, other = ("Ts", "Tr") if test else ("Tr", "Ts")
+    other = "Tr" if test else "Ts"
     images, labels, skipped = root / f"images{ending}", root / f"labels{ending}", (f"images{other}", f"labels{other}")
     if test and asked.labelled and not labels.is_dir():
         raise UserError(f"{root}#{split}", "its images have no label maps", "a split with label maps, such as #train")
