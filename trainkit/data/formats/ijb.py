@@ -24,6 +24,7 @@ from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Templates
 
+_PAIRS = ("first", "second", "same")
 _FOLDERS = ("Probe", "Gallery_Match", "Gallery_Distractor")
 
 
@@ -48,35 +49,31 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
     landmarks: np.ndarray | None = None
     pictures = root
     if files[0].suffix == ".csv":
-        table = _table(files[0], ",", ("path", "template", "media", "faceness"), header=True, optional=1)
-        names, template, media = table["path"], table["template"], table["media"]
-        faceness = table.get("faceness", np.ones(len(names), np.float32))
-        table = _table(files[1], ",", ("first", "second", "same"), header=True)
-        first, second, same = table["first"], table["second"], table["same"]
+        images = _table(files[0], ",", ("path", "template", "media", "faceness"), header=True, optional=1)
+        pairs = _table(files[1], ",", _PAIRS, header=True)
     else:
-        table = _table(files[0], " ", ("path", "template", "media"))
-        names, template, media = table["path"], table["template"], table["media"]
-        faceness = np.ones(len(names), np.float32)
+        images, pairs = _table(files[0], " ", ("path", "template", "media")), _table(files[1], " ", _PAIRS)
         if len(files) == 3:
             points = _table(files[2], " ", ("path", *(f"{axis}{i}" for i in range(5) for axis in "xy"), "faceness"))
-            if points["path"].tolist() != names.tolist():
+            if points["path"].tolist() != images["path"].tolist():
                 raise UserError(str(files[2]), "other images or another order", f"those of {files[0].name}")
-            faceness = points["faceness"]
+            images["faceness"] = points["faceness"]
             landmarks = np.stack([[points[f"x{i}"], points[f"y{i}"]] for i in range(5)]).transpose(2, 0, 1)
-        table = _table(files[1], " ", ("first", "second", "same"))
-        first, second, same = table["first"], table["second"], table["same"]
         pictures = root / "loose_crop" if (root / "loose_crop").is_dir() else root
+    names, template, media = (images[name] for name in ("path", "template", "media"))
+    faceness = images.get("faceness", np.ones(len(names), np.float32))
+    first, second, same = (pairs[name] for name in _PAIRS)
     where = str(files[0])
     if len(names) == 0 or len(first) == 0:
         raise UserError(where, f"{len(names)} images, {len(first)} pairs", "at least one of each")
     if not np.isin(same, (0, 1)).all():
         row = int(np.flatnonzero(~np.isin(same, (0, 1)))[0])
-        raise UserError(f"{files[-1] if len(files) < 3 else files[1]}, pair {row}", f"same: {same[row]}", "0 or 1")
+        raise UserError(f"{files[1]}, pair {row}", f"same: {same[row]}", "0 or 1")
     known = np.unique(template)
     for column in (first, second):
         strange = np.flatnonzero(~np.isin(column, known))
         if len(strange):
-            place = f"{files[min(1, len(files) - 1)]}, pair {strange[0]}"
+            place = f"{files[1]}, pair {strange[0]}"
             raise UserError(place, f"template {column[strange[0]]}", f"a template of {files[0].name}")
     if not np.isfinite(faceness).all():
         raise UserError(where, f"faceness of image {int(np.flatnonzero(~np.isfinite(faceness))[0])}", "a number")

@@ -6,7 +6,9 @@ values stand for is said by `scene_labels`.
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,39 +157,26 @@ def mask_where(scene: Scene) -> str:
     return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
-class _opened:
-    """A file opened by PIL, its size checked; whatever PIL raises becomes a UserError."""
-
-    def __init__(self, stream: Path | io.BytesIO, where: str, formats: tuple[str, ...]):
-        self.stream, self.where, self.formats = stream, where, formats
-
-    def __enter__(self) -> Image.Image:
-        try:
-            self.picture = Image.open(self.stream, formats=self.formats)
-        except Exception as error:
-            raise self._told(error) from None
-        width, height = self.picture.size
-        large = width * height > PIXEL_CAP
-        if large or (getattr(self.picture, "n_frames", 1) != 1 and self.picture.format != "MPO"):
-            self.picture.close()
-            found = f"{width} x {height} pixels" if large else "an animated image"
-            raise UserError(self.where, found, f"one image of 1 to {PIXEL_CAP} pixels")
-        return self.picture
-
-    def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-        self.picture.close()
-        if isinstance(error, Exception) and not isinstance(error, UserError | MemoryError):
-            raise self._told(error) from None
-
-    def _told(self, error: Exception) -> Exception:
-        if isinstance(error, MemoryError):
-            return error
+@contextlib.contextmanager
+def _opened(stream: Path | io.BytesIO, where: str, formats: tuple[str, ...]) -> Iterator[Image.Image]:
+    """Open a file by PIL and check its size; whatever PIL raises becomes a UserError."""
+    try:
+        with Image.open(stream, formats=formats) as picture:
+            width, height = picture.size
+            large = width * height > PIXEL_CAP
+            if large or (getattr(picture, "n_frames", 1) != 1 and picture.format != "MPO"):
+                found = f"{width} x {height} pixels" if large else "an animated image"
+                raise UserError(where, found, f"one image of 1 to {PIXEL_CAP} pixels")
+            yield picture
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
         if isinstance(error, OSError) and error.strerror:
-            return UserError(self.where, f"cannot be read ({error.strerror})", "an image file")
+            raise UserError(where, f"cannot be read ({error.strerror})", "an image file") from None
         # PIL's decoders raise a dozen kinds of exception on damaged input.
         text = " ".join(str(error).split()) or type(error).__name__
         text = "not an image of these formats" if "identify" in text or "BytesIO" in text else text[:120]
-        return UserError(self.where, f"cannot be decoded ({text})", " or ".join(self.formats))
+        raise UserError(where, f"cannot be decoded ({text})", " or ".join(formats)) from None
 
 
 def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
