@@ -193,16 +193,6 @@ def test_labels_that_are_several_in_one_are_refused(tmp_path, labels, column, sa
     assert f"{column}: {said!r}; expected one class an image; several classes an image (multi-label)" in str(told.value)
 
 
-def test_lists_of_labels_are_refused(tmp_path):
-    pictures(tmp_path)
-    rows = [{"image": f"img/{k}.png", "label": ["a", "b"][: k + 1]} for k in range(2)]
-    (tmp_path / "a.json").write_text(json.dumps(rows))
-    parquet(tmp_path / "a.parquet", image=[png(0), png(1)], label=[["a"], ["a", "b"]])
-    for name in ("a.json", "a.parquet"):
-        with pytest.raises(UserError, match=r"label: lists; expected one class an image; .*\(multi-label\)"):
-            sources.open_source(tmp_path / name)
-
-
 def test_a_column_of_numbers_is_a_group_too(tmp_path):
     paths = pictures(tmp_path)
     table = lines(
@@ -247,21 +237,6 @@ def test_a_shard_that_is_cut_off_is_named_before_anything_is_read(tmp_path, cut)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("members", "said"),
-    [
-        ([("a.png", png(0)), ("a.cls", b"cat")], r"a\.tar, a\.cls: b'cat'; expected a whole number"),
-        ([("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")], "don't share the same prefix or the same types"),
-        ([("a.txt", b"words")], "no image|columns"),
-        ([("a.mp4", b"0" * 100)], "a.tar"),
-        ([], "a.tar"),
-    ],
-)
-def test_shards_that_are_no_pictures_of_classes(tmp_path, members, said):
-    with pytest.raises(UserError, match=said):
-        import_images.import_pictures(shard(tmp_path / "a.tar", *members), tmp_path / "out", size=(8, 8))
-
-
 def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
     """300 MB of zeros in 300 KB, as a field of a sample: it is no image and no text, and is not read."""
     import gzip
@@ -277,41 +252,55 @@ def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
         sources.open_source(shard(tmp_path / "b.tar", ("s0.png", bytes(10_001)), ("s0.cls", b"0")))
 
 
+LISTS = r"label: lists; expected one class an image; .*\(multi-label\)"
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "content", "said"),
     [
         ("a.csv", "image,label\n", "no rows|cannot be read"),
         ("a.csv", "", r"a\.csv: cannot be read"),
         ("a.jsonl", '{"image": "img/0.png", "label": 0}\n{"image": ', r"a\.jsonl, line 2: cannot be read"),
-        (
-            "a.jsonl",
-            '{"image": "img/0.png", "label": ' + "[" * 100_000,
-            r"a\.jsonl, line 1: cannot be read \(RecursionError",
-        ),
+        ("a.jsonl", '{"label": ' + "[" * 100_000, r"a\.jsonl, line 1: cannot be read \(RecursionError"),
         ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
         ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, line 2 \(img/0\.png\): label: None"),
         ("a.csv", "image,label\n3,0\n", "image holds int64, which is not an image"),
+        ("a.csv", "image,label,label\nimg/0.png,0,1\n", "the column label more than once; expected each column once"),
         ("a.json", '{"image": 1}', "not an image"),
+        ("a.json", '[{"image": "img/0.png", "label": ["a"]}, {"image": "img/1.png", "label": ["a", "b"]}]', LISTS),
         ("a.jsonl", "null", "a row that is not a mapping of columns"),
+        ("a.parquet", {"image": [png(0), png(1)], "label": [["a"], ["a", "b"]]}, LISTS),
+        ("a.parquet", {"image": [1, 2], "label": [0, 1]}, "image holds int64, which is not an image; expected images"),
+        ("a.tar", [("a.png", png(0)), ("a.cls", b"cat")], r"a\.tar, a\.cls: b'cat'; expected a whole number"),
+        (
+            "a.tar",
+            [("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")],
+            "don't share the same prefix or the same types",
+        ),
+        ("a.tar", [("a.txt", b"words")], "no image|columns"),
+        ("a.tar", [("a.mp4", b"0" * 100)], r"a\.tar: no rows"),
+        ("a.tar", [], r"a\.tar: no rows"),
     ],
 )
-def test_tables_of_text_that_cannot_be_used(tmp_path, name, text, said, caplog):
+def test_tables_that_cannot_be_used(tmp_path, name, content, said, caplog):
     pictures(tmp_path)
-    (tmp_path / name).write_text(text)
+    if isinstance(content, str):
+        (tmp_path / name).write_text(content)
+    elif isinstance(content, dict):
+        parquet(tmp_path / name, **content)
+    else:
+        shard(tmp_path / name, *content)
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=said):
         list(sources.open_source(tmp_path / name).records())
     assert not [record for record in caplog.records if record.name.startswith("datasets")], "told twice"
 
 
-def test_an_image_column_that_holds_no_pictures_and_a_split_that_is_empty(tmp_path):
+def test_a_split_without_rows_is_refused_when_it_is_imported(tmp_path):
     import pyarrow as pa
 
-    parquet(tmp_path / "a.parquet", image=[1, 2], label=[0, 1])
-    with pytest.raises(UserError, match="image holds int64, which is not an image; expected images in one of"):
-        sources.open_source(tmp_path / "a.parquet")
-    parquet(tmp_path / "b.parquet", image=pa.array([], pa.binary()), label=pa.array([], pa.int64()))
+    parquet(tmp_path / "a.parquet", image=pa.array([], pa.binary()), label=pa.array([], pa.int64()))
     with pytest.raises(UserError, match="no images; expected at least one"):
-        import_images.import_pictures(tmp_path / "b.parquet", tmp_path / "out", size=(8, 8))
+        import_images.import_pictures(tmp_path / "a.parquet", tmp_path / "out", size=(8, 8))
 
 
 def test_labels_without_names_are_said_to_be_numbers(tmp_path):

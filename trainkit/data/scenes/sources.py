@@ -6,8 +6,8 @@
 | masks in COCO's JSON: a file, or the folder it lies in            | names of files, folders   | its categories       |
 | `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     | names of its files   |
 | `train`, `train_labels`, ...: CamVid in its own colours           | likewise                  | names of its files   |
-| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | names of its files,  |
-| or above them, or not at all                                      |                           | or of its classes    |
+| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | names of its files   |
+| or above them, or not at all                                      |                           |                      |
 | `leftImg8bit`, `gtFine`: Cityscapes                               | `#train`, `#val`          | the set              |
 | `images/training`, `annotations/training`: ADE20K                 | `#train`, `#val`          | the set              |
 | `ImageSets/Segmentation`, `JPEGImages`, `SegmentationClass`: VOC  | a list of that folder     | names of its files   |
