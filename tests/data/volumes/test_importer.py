@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 import signal
@@ -129,31 +128,16 @@ def test_organs_are_seen_as_they_lie():
     assert fingerprint.seen_organs(np.zeros_like(truth), truth, image) == {}
 
 
-@pytest.mark.parametrize("kind", ["nan", "cut", "flip", "shape", "affine", "range", "fraction"])
+@pytest.mark.parametrize("kind", ["nan", "shape", "range"])  # other kinds of damage: test_volume_mistakes.py
 def test_unusable_cases_are_refused_by_file_or_left_out(files, tmp_path, kind):
     root = shutil.copytree(files, tmp_path / "scans")
-    image, label = root / "image" / "p01.nii.gz", root / "label" / "p01.nii.gz"
     array, labels = volume(1)
-    bad = label if kind in ("shape", "affine", "range", "fraction") else image
     if kind == "nan":
         array[3, 3, 3] = np.nan
-        put(image, array)
-    elif kind == "cut":
-        image.write_bytes(image.read_bytes()[:-200])
-    elif kind == "flip":
-        content = bytearray(gzip.decompress(image.read_bytes()))
-        stored = bytearray(gzip.compress(bytes(content), 0))
-        stored[len(stored) // 2] ^= 1
-        image.write_bytes(stored)
-    elif kind == "shape":
-        put(label, labels[:, :, :-1])
-    elif kind == "affine":
-        put(label, labels, affine(origin=(0.0, 0.0, 0.0)))
-    elif kind == "range":
-        labels[0, 0, 0] = 7
-        put(label, labels)
+        bad = put(root / "image" / "p01.nii.gz", array)
     else:
-        put(label, labels + np.float32(0.5))
+        labels[0, 0, 0] = 7
+        bad = put(root / "label" / "p01.nii.gz", labels if kind == "range" else labels[:, :, :-1])
     with pytest.raises(UserError, match=f"{bad.parent.name}/p01") as error:
         importer.import_volumes(root, tmp_path / "set", names=["a", "b"])
     assert "1 unusable" in str(error.value) and "--damaged skip" in str(error.value)

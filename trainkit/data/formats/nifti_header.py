@@ -127,7 +127,7 @@ def read(path: Path, stream: io.BufferedIOBase, size: int, most: int, *, channel
     voxels = math.prod(shape) * layers
     claimed = int(offset) + voxels * dtype.itemsize
     sides = shape if layers == 1 else (*shape, layers)
-    found = f"the header claims {by(sides)} voxels ({_bytes(claimed)}), the file has {_bytes(size)}"
+    found = f"the header claims {by(sides)} voxels ({size_text(claimed)}), the file has {size_text(size)}"
     if voxels > VOXEL_LIMIT:
         raise UserError(where, found, f"at most {VOXEL_LIMIT:,} voxels")
     if claimed > most:  # true of any file that was cut short, and of headers that a few bytes of zeros stand behind
@@ -270,7 +270,8 @@ def _rows(matrix: np.ndarray) -> str:
     return "; ".join(" ".join(f"{value:.6g}" for value in row) for row in matrix[:3])
 
 
-def _bytes(count: int) -> str:
+def size_text(count: float) -> str:
+    """Write a number of bytes: `256.0 GiB`, `100 bytes`."""
     for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= unit:
             return f"{count / unit:,.1f} {name}"

@@ -241,11 +241,6 @@ def _odd_grids(infos: Sequence[CaseInfo]) -> list[str]:
     far = (np.abs(spacing / middle - 1) > 0.1).any(1)
     which = [f"{infos[i].id} ({by(spacing[i])})" for i in np.flatnonzero(far).tolist()]
     notes = _listed(which, "cases", f"with a spacing over 10 % off the median of {by(middle)} mm")
-    extent = spacing * np.asarray([info.original_shape for info in infos])
-    usual = np.median(extent, axis=0)
-    far = ((extent > 1.5 * usual) | (extent < usual / 1.5)).any(1)
-    which = [f"{infos[i].id} ({by(extent[i], '.3g')})" for i in np.flatnonzero(far).tolist()]
-    notes += _listed(which, "cases", f"covering much more or less than the median of {by(usual, '.3g')} mm")
     stored = [info.facts["stored"] for info in infos]
     if (ways := len(set(stored))) > 1:
         notes.append(f"files store their axes in {ways} ways ({commonest(stored)}); all were turned to one")

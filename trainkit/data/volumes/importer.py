@@ -17,7 +17,7 @@ import numpy as np
 from trainkit.data import cache, folders, repack
 from trainkit.data.cache import Progress
 from trainkit.data.formats import nifti, volume_grid
-from trainkit.data.formats.nifti_header import Header
+from trainkit.data.formats.nifti_header import Header, size_text
 from trainkit.data.sources import split_of
 from trainkit.data.storage import image_store, volume_store
 from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
@@ -70,7 +70,7 @@ class VolumeReport:
 
     def lines(self) -> list[str]:
         """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
-        held = f"{number_of(self.cases, 'cases')}, {number_of(self.classes - 1, 'organs')}, {_size(self.bytes)}"
+        held = f"{number_of(self.cases, 'cases')}, {number_of(self.classes - 1, 'organs')}, {size_text(self.bytes)}"
         made = f"{self.out}: {held}, from {self.kind}"
         odd = ["to check:", *(f"  {note}" for note in self.notes)] if self.notes else []
         return [made, "", *self.table, *([""] if odd else []), *odd]
@@ -439,8 +439,8 @@ def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:
     need = annotated + int(sum((2 * pair.image.channels + 1) * _voxels(pair, how) for pair in pairs))
     free = shutil.disk_usage(out.parent).free
     if need > free:
-        found = f"{_size(free)} are free"
-        raise UserError(str(out), found, f"{_size(need)} for {len(pairs)} cases", "choose another disk")
+        found = f"{size_text(free)} are free"
+        raise UserError(str(out), found, f"{size_text(need)} for {len(pairs)} cases", "choose another disk")
 
 
 def _voxels(pair: _Pair, how: Preparation) -> float:
@@ -453,15 +453,6 @@ def _workers(pairs: Sequence[_Pair], how: Preparation) -> int:
     """Return how many volumes may be prepared at once, from the memory that the largest takes."""
     each_takes = [max(pair.image.voxels, _voxels(pair, how)) * pair.image.channels for pair in pairs]
     return max(1, min(threads(), int(_MEMORY / (max(each_takes, default=1) * _PER_VOXEL))))
-
-
-def _size(count: float) -> str:
-    """Write a number of bytes with three digits and its unit: `25.3 MB`."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB" if count < 1000 else f"{count / 1000:,.3g} TB"
 
 
 def _capped(word: str, sentences: Sequence[str]) -> list[str]:
