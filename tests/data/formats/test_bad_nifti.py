@@ -352,16 +352,6 @@ def check_against_nibabel(tmp_path, data: bytes, compressed: bool) -> None:
     np.testing.assert_allclose(header.affine, other.affine, rtol=1e-6, atol=1e-6)
 
 
-def test_image_and_label_map_that_do_not_match_are_told_apart(write):
-    image = read_header(write(content(), "image.nii"))
-    label = read_header(write(content(RAMP.transpose(1, 0, 2)), "label.nii"))
-    assert volume_grid.same_grid(label, image) == "5 x 4 x 6 voxels, image.nii has 4 x 5 x 6"
-    moved = AFFINE.copy()
-    moved[2, 3] += 3
-    label = read_header(write(content(affine=moved), "label.nii"))
-    assert "3 mm apart" in volume_grid.same_grid(label, image)
-
-
 def test_real_files_that_are_damaged_are_named(shared, tmp_path):
     """A real label map and image: cut short, with a flipped bit, and of no use where their partners are missing."""
     root = shared / "mri_hippocampus"
@@ -377,12 +367,3 @@ def test_real_files_that_are_damaged_are_named(shared, tmp_path):
         flipped[len(whole) // 2] ^= 4
         path.write_bytes(flipped)
         assert any(word in refused(path, read) for word in ("damaged", "truncated", "more data"))
-
-
-def test_the_dirty_files_are_sound_in_themselves_and_of_another_grid(shared):
-    """What is wrong with them is that their partners are not there: only what pairs files can find that."""
-    dirty = shared / "mri_hippocampus" / "dirty"
-    image, header = read_volume(dirty / "image_without_label_118.nii.gz")
-    assert image.shape == header.shape
-    for name in ("label_without_image_hippocampus_010", "label_without_image_hippocampus_281"):
-        read_labels(dirty / f"{name}.nii.gz")

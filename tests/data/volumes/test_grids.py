@@ -73,11 +73,6 @@ def test_a_sheared_file_is_named_at_import_in_verify_and_when_predicted_for(tmp_
     assert len(headers) == 4 - len(damaged) and len(damaged) == (part == "image")
 
 
-def test_real_volumes_are_at_right_angles(shared):
-    files = sorted((shared / "mri_hippocampus" / "imagesTr").glob("*.nii.gz"))[:20]
-    assert files and all(read_header(file).shape for file in files)
-
-
 @pytest.mark.parametrize("askew", [0.0, 0.6, math.pi / 4])
 def test_a_label_map_stored_with_other_axes_than_its_image_is_turned_to_them(tmp_path, askew):
     array, labels = volume(3)

@@ -75,14 +75,3 @@ def test_a_piece_is_kept_where_a_prepared_voxel_that_it_lies_in_has_its_label(sh
             kept |= {int(pieces[tuple(place)])} if label[cell] == organ else set()
         assert seen[str(organ)]["pieces"] + seen[str(organ)]["strays"] == count
         assert seen[str(organ)]["lost"] == count - len(kept)
-
-
-def test_real_volumes_lose_nothing_unless_resampled(shared, tmp_path):
-    root = tmp_path / "set"
-    for part in ("imagesTr", "labelsTr"):
-        (root / part).mkdir(parents=True)
-        for file in sorted((shared / "mri_hippocampus" / part).glob("*.nii.gz"))[:6]:
-            (root / part / file.name).symlink_to(file)
-    plain = importer.import_volumes(root, tmp_path / "plain", names=["front", "back"])
-    coarse = importer.import_volumes(root, tmp_path / "coarse", names=["front", "back"], spacing=(8.0, 8.0, 8.0))
-    assert not plain.lost and all((PackedVolumes(coarse.out).label(case) > 0).any() for case in range(6))
