@@ -15,12 +15,11 @@ from trainkit.data.rows_writer import Writer
 from trainkit.files import Json
 
 
-def flip(folder: Path, place: int, mask: int = 4) -> None:
-    """Change a byte of the rows of a set."""
-    file = folder / row_files.FILE
-    content = bytearray(file.read_bytes())
+def flip(folder: Path, place: int, mask: int = 4, file: str = row_files.FILE) -> None:
+    """Change a byte of a file of a set."""
+    content = bytearray((folder / file).read_bytes())
     content[place] ^= mask
-    file.write_bytes(content)
+    (folder / file).write_bytes(content)
 
 
 def damage(data: Rows, part: str, row: int, byte: int = 20) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trainkit.config import loader
+from trainkit.data import rows
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo, Networks, StepContext
 from trainkit.models import face_backbones
@@ -237,45 +238,39 @@ def test_a_second_run_waits_for_the_first(home, monkeypatch):
     assert home.teacher.seen == PROBED + teacher_cache.LEAST and len(home.said) == 1
 
 
-def _cut(folder):
-    data = (folder / "rows.arrow").read_bytes()
-    (folder / "rows.arrow").write_bytes(data[:-12])
-
-
-def _other_key(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "weights": "of another"}))
-
-
-def _fewer(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["arrow"]["batches"][-1]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+def _of_another(folder):
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"weights": "of another"}
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"digest": StoredOutputs.digest_of(manifest)}))
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "said"),
     [
-        lambda folder: packed_rows.flip(folder, -70),
-        _cut,
-        _other_key,
-        _fewer,
-        lambda folder: (folder / "manifest.json").write_text("{"),
-        lambda folder: (folder / "manifest.json").write_text("[]"),
-        lambda folder: (folder / "manifest.json").write_text('{"arrow": 3}'),
-        lambda folder: (folder / "manifest.json").unlink(),
-        lambda folder: (folder / "rows.arrow").unlink(),
+        (lambda folder: packed_rows.flip(folder, -70), "stored outputs cannot be used: is not what was written"),
+        (lambda folder: packed_rows.flip(folder, 20, file="manifest.json"), "stored outputs cannot be used"),
+        (_of_another, "stored outputs are of another teacher, data or setting"),
+        (lambda folder: (folder / "manifest.json").unlink(), "stored outputs cannot be used: no manifest.json"),
+        (lambda folder: (folder / "rows.arrow").unlink(), "stored outputs cannot be used: is missing"),
+        (shutil.rmtree, "none are stored"),
     ],
 )
-def test_a_damaged_table_is_computed_again(home, damage):
+def test_a_damaged_table_is_computed_again(home, damage, said):
     home.open()
     good = (home.made[0] / "rows.arrow").read_bytes()
     damage(home.made[0])
     home.open()
-    assert home.teacher.seen > 100 and "stored" in home.said[0]
+    assert home.teacher.seen >= 100 and said in home.said[0]
     assert (home.made[0] / "rows.arrow").read_bytes() == good
     home.open()
     assert home.teacher.seen == PROBED + teacher_cache.LEAST
+
+
+def test_damage_in_a_table_too_large_to_be_hashed_when_it_is_opened_is_found_too(home, monkeypatch):
+    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    home.open()
+    packed_rows.damage(StoredOutputs(home.made[0]), "output", 7, 3)
+    home.open()
+    assert home.teacher.seen >= 100 and "the stored outputs are damaged" in home.said[0]
 
 
 def test_a_table_of_an_earlier_version_is_computed_again(home, tmp_path):
