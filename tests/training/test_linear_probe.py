@@ -247,9 +247,9 @@ def test_a_probe_is_within_two_points_of_a_logistic_regression(shared, cache, tm
     train, val = cut(source / "train", tmp_path / "train", many, 1), cut(source / "test", tmp_path / "test", 500, 1)
     tables = {}
 
-    def kept(module, split, runtime, tabulate=teacher_cache.tabulate):
-        table = tabulate(module, split, runtime)
-        tables[split.name] = table[:, 0].numpy(), split.label
+    def kept(source, tabulate=teacher_cache.tabulate):
+        table = tabulate(source)
+        tables[source.split.name] = table[:, 0].numpy(), source.split.label
         return table
 
     monkeypatch.setattr(teacher_cache, "tabulate", kept)

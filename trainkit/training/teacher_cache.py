@@ -22,7 +22,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -120,7 +120,7 @@ def outputs(
     for name, module in networks.cached.items():
         source = _Source(name, module, split, runtime)
         if source.bytes <= IN_MEMORY and not (networks.cache_on_disk and store):
-            tables[name] = tabulate(module, split, runtime)
+            tables[name] = tabulate(source)
         elif store is None:  # where only speeds are measured, nobody waits hours for a table
             logger.say(f"{name}: the first output stands for all {split.size:,} samples; only speed is measured")
             tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
@@ -157,9 +157,10 @@ def of_evaluation(networks: Networks, split: Split, runtime: Runtime) -> Split:
     """
     if not networks.cached_in_evaluation or split.views != 1:
         return split
-    if any(_Source(name, module, split, runtime).bytes > IN_MEMORY for name, module in networks.cached.items()):
+    sources = {name: _Source(name, module, split, runtime) for name, module in networks.cached.items()}
+    if any(source.bytes > IN_MEMORY for source in sources.values()):
         return split
-    tables = {name: tabulate(module, split, runtime) for name, module in networks.cached.items()}
+    tables = {name: tabulate(source) for name, source in sources.items()}
     return _Carrying(split, tables, images=False)
 
 
@@ -200,26 +201,14 @@ def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) ->
     return found
 
 
-@torch.no_grad()
-def tabulate(module: nn.Module, split: Split, runtime: Runtime) -> Tensor:
+def tabulate(source: _Source) -> Tensor:
     """Return outputs of a frozen network for every sample and view, float32 (samples, views, ...), on every rank.
 
     The result is on the device. Computing it takes twice its memory.
     """
-    table, batches = [], list(stream.every_sample(split, BATCH, runtime.world, runtime.rank))
-    run = runtime.compiled(module, len(batches) * split.views)  # the last batch is padded: there is one shape
-    for view in range(split.views):
-        out = []
-        for rows, _ in batches:
-            batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0, view=view)))
-            runtime.begin_batch()
-            with runtime.accelerator.autocast():
-                out.append({"index": batch["index"], "value": run(batch["image"]).float()})
-        gathered = {key: runtime.gather(value) for key, value in stream.stack(out).items()}
-        values = gathered["value"].new_empty((split.size, *gathered["value"].shape[1:]))
-        values[gathered["index"]] = gathered["value"]
-        table.append(values)
-    return torch.stack(table, 1)
+    with source.compiled():
+        values = source.block(0, source.split.size)
+    return torch.from_numpy(values).to(source.runtime.device).unflatten(0, (-1, source.split.views))
 
 
 class _Carrying(SplitView):
@@ -326,15 +315,23 @@ class _Source:
         """Samples of one forward: the last ones are padded to it."""
         return min(BATCH, self.split.at_once or BATCH, self.split.size)
 
-    def block(self, first: int, going: Callable[[], bool]) -> np.ndarray | None:
-        """Outputs of a block, float32 (samples, views, ...), of the samples from `first` on; None: told to stop."""
+    @contextlib.contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Have the network compiled for a whole table: the last batch is padded, so that there is one shape."""
+        batches = -(-self.split.size // (self.batch * self.runtime.world)) * self.split.views
+        self.run = self.runtime.compiled(self.module, batches)
+        try:
+            yield
+        finally:
+            self.run = self.module
+
+    def block(self, first: int, last: int, proceed: Callable[[], None] = lambda: None) -> np.ndarray:
+        """Outputs of samples, float32 (samples x views, ...), on every rank; before each batch `proceed` is called."""
         split, runtime = self.split, self.runtime
-        last = min(first + BLOCK, split.size)
         out: list[Batch] = []
         size = self.batch
         for begin in range(first, last, size * runtime.world):
-            if not going():
-                return None
+            proceed()
             rows = np.minimum(np.arange(size) + begin + size * runtime.rank, last - 1)
             for view in range(split.views):
                 batch = self._fetched(rows, view)
@@ -432,10 +429,16 @@ def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stop
         begun = f"; {done:,} are there" if done else ""
         what = f"outputs for {split.size:,} samples in {split.views} views are computed once, into {folder}"
         logger.say(f"{source.name}: {what} ({source.bytes / 2e6:,.1f} MB; {reason}{begun})")
-        if not _write_blocks(source, done, write, logger, stopping):
+        try:
+            _write_blocks(source, done, write, logger, stopping)
+        except _ToldToStop:
             return False
         runtime.on_main(lambda: writers[0].publish(StoredOutputs, source.about))
     return True
+
+
+class _ToldToStop(Exception):
+    """The run was told to stop while outputs were computed."""
 
 
 def _write_blocks(
@@ -444,28 +447,23 @@ def _write_blocks(
     write: Callable[[int, np.ndarray], None],
     logger: RunLogger,
     stopping: Callable[[], bool],
-) -> bool:
-    """Compute the outputs of the samples from `done` on, and have the main process write them; False: told to stop."""
-    runtime, split = source.runtime, source.split
+) -> None:
+    """Compute the outputs of the samples from `done` on, and have the main process write them. Raises _ToldToStop."""
+    runtime, size = source.runtime, source.split.size
 
-    def going() -> bool:
-        return not runtime.any_async(stopping())()
+    def proceed() -> None:
+        if runtime.any_async(stopping())():
+            raise _ToldToStop
 
     began, said = time.monotonic(), time.monotonic()
-    source.run = runtime.compiled(source.module, -(-split.size // (source.batch * runtime.world)) * split.views)
-    try:
-        for first in range(done, split.size, BLOCK):
-            values = source.block(first, going)
-            if values is None:
-                return False
+    with source.compiled():
+        for first in range(done, size, BLOCK):
+            there = min(first + BLOCK, size)
+            values = source.block(first, there, proceed)
             runtime.on_main(lambda first=first, values=values: write(first, values))
             if (now := time.monotonic()) - said > _SAID_EVERY:
-                said, there = now, min(first + BLOCK, split.size)
-                left = (now - began) / (there - done) * (split.size - there)
-                logger.say(f"{source.name}: {there:,} of {split.size:,} samples, {left / 60:.0f} min left")
-    finally:
-        source.run = source.module
-    return True
+                said, left = now, (now - began) / (there - done) * (size - there)
+                logger.say(f"{source.name}: {there:,} of {size:,} samples, {left / 60:.0f} min left")
 
 
 def _halved(values: np.ndarray, first: int, source: _Source) -> np.ndarray:
