@@ -165,8 +165,7 @@ def test_sums_come_back_from_a_manifest_and_others_are_refused(tmp_path):
     value = json.loads(json.dumps(dataclasses.asdict(objects)))
     assert type(objects).read(value) == objects
     for wrong in ({}, [], None, value | {"there": 5}, value | {"there": ["a"]}, value | {"lost": [1]}):
-        with pytest.raises(ValueError):
-            type(objects).read(wrong)
+        assert type(objects).read(wrong) is None
 
 
 def compressed(lengths: list[int]) -> str:

@@ -14,6 +14,7 @@ from typing import Self
 
 import numpy as np
 
+from trainkit.data.row_files import is_count, is_list, is_text
 from trainkit.data.scenes.augment import nearest
 from trainkit.data.scenes.outlines import OUTSIDE, Painted
 from trainkit.errors import UserError, few, number_of
@@ -91,17 +92,16 @@ class Objects:
     """A sentence for each class that lost something."""
 
     @classmethod
-    def read(cls, value: Json) -> Self:
-        """Return the sums that a manifest has. Raises ValueError for anything else."""
+    def read(cls, value: Json) -> Self | None:
+        """Return the counts that a manifest has; None where it has something else."""
+        lists = {"there": is_count, "left": is_count, "lost": is_text}
         if not isinstance(value, dict) or set(value) != {field.name for field in dataclasses.fields(cls)}:
-            raise ValueError("no counts of objects")
-        listed = {key: tuple(some) for key, some in value.items() if isinstance(some, list)}
-        numbers = (*listed.get("there", ("",)), *listed.get("left", ("",)), value["outside"], value["white"])
-        if not all(type(number) is int for number in numbers) or not all(
-            isinstance(t, str) for t in listed.get("lost", (0,))
-        ):
-            raise ValueError("no counts of objects")
-        return cls(**{**value, **listed})
+            return None
+        sound = all(is_list(value[key], of) for key, of in lists.items())
+        if not sound or not is_count(value["outside"]) or not is_count(value["white"]):
+            return None
+        counts: dict[str, Json] = {key: tuple(one) if key in lists else one for key, one in value.items()}
+        return cls(**counts)
 
     def error(self, where: str, names: Sequence[str], pixels: np.ndarray, train: bool) -> UserError | None:
         """Return the error of a set that is plainly wrong: no pixel of a class, most objects outside, or 255 for a

@@ -97,7 +97,7 @@ class PackedMasks(CompressedMaps):
         "names": lambda names: is_list(names, is_text, range(1, IGNORED + 1)),
         "colours": lambda colours: is_list(colours, lambda colour: _is_numbers(colour, 3, 255)),
         "size": lambda size: size is None or _is_numbers(size, 2, 1 << 24),
-        "objects": lambda objects: objects is ABSENT or _holds_objects(objects),
+        "objects": lambda objects: objects is ABSENT or Objects.read(objects) is not None,
     }
     IDENTITY = ("rows", "names")
 
@@ -135,7 +135,7 @@ class PackedMasks(CompressedMaps):
     @property
     def objects(self) -> Objects:
         """Counts of the objects in the masks and of those that are left; none of a set that was packed without them."""
-        return Objects.read(self.manifest["objects"]) if "objects" in self.manifest else Objects()
+        return Objects.read(self.manifest.get("objects")) or Objects()
 
     def mask(self, row: int) -> np.ndarray:
         """Read the class of every pixel of a row, uint8 (height, width), not to be written to; `IGNORED` for none.
@@ -251,13 +251,6 @@ def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
     if bad:
         remedy = "`trainkit data verify` lists all of them"
         raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)
-
-
-def _holds_objects(value: Json) -> bool:
-    try:
-        return Objects.read(value) is not None
-    except ValueError:
-        return False
 
 
 def _is_numbers(value: Json, length: int, most: int) -> bool:
