@@ -31,7 +31,7 @@ from trainkit.data.scenes import files
 from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
 from trainkit.data.storage import map_store
 from trainkit.data.storage.map_store import CompressedMaps
-from trainkit.data.threads import each, threads
+from trainkit.data.threads import attempt, each, threads
 from trainkit.errors import UserError, listing, number_of
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
@@ -203,16 +203,13 @@ def _write(
     pictures, bad = compared(source.scenes)
     refuse(source.where, bad, "masks that do not match their images", "mask that does not match its image")
 
-    def one(numbered: tuple[int, Scene]) -> _Row | UserError:
+    def one(numbered: tuple[int, Scene]) -> _Row:
         row, scene = numbered
-        try:
-            stored, painted = files.read_objects(scene, labels.coloured)
-            mask = labels.classes(stored, files.mask_where(scene))
-        except UserError as error:
-            return error
+        stored, painted = files.read_objects(scene, labels.coloured)
+        mask = labels.classes(stored, files.mask_where(scene))
         # The header of a mask that says it is to be turned.
         if mask.shape != pictures[row]:
-            return UserError(*of_another_size(scene, pictures[row], mask.shape).split(": ", 1))
+            raise UserError(*of_another_size(scene, pictures[row], mask.shape).split(": ", 1))
         original = hashlib.sha256(repr(mask.shape).encode() + np.ascontiguousarray(mask).tobytes()).digest()
         found = fates(mask, painted, size)
         mask = mask if size is None else resized(mask, size)
@@ -224,7 +221,7 @@ def _write(
     ids, originals = [], []
     tally = Tally(classes, source.is_painted)
     with Writer(folder, _columns(classes)) as writer:
-        for done, found in enumerate(each(one, enumerate(source.scenes), threads()), start=1):
+        for done, found in enumerate(each(attempt(one), enumerate(source.scenes), threads()), start=1):
             on_progress(done, len(source.scenes))
             if isinstance(found, UserError):
                 bad.append(str(found))
