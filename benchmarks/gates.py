@@ -79,7 +79,8 @@ def callback_gates() -> Sample:
 
 
 def our_gates() -> Sample:
-    from trainkit.config.units import Gate, Span
+    from trainkit.config.gates import Gate
+    from trainkit.config.units import Span
     from trainkit.training.events import EventSchedule
 
     happened: list[tuple[int, str]] = []

@@ -12,11 +12,12 @@ import pytest
 from runs import PLUGIN, ROOT, TOY
 
 from trainkit.config import loader
+from trainkit.config.gates import Gate
 from trainkit.config.loader import ConfigError
 from trainkit.config.run_request import Sweep
 from trainkit.config.schema import Recipe
 from trainkit.config.targets import targets_reached
-from trainkit.config.units import Gate, Span
+from trainkit.config.units import Span
 from trainkit.errors import UserError
 from trainkit.experiments import optuna_search, sweep
 from trainkit.experiments.sweep import Trial

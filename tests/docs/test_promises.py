@@ -16,7 +16,7 @@ from runs import ROOT
 
 from trainkit import errors
 from trainkit.config import loader, yaml_reader
-from trainkit.config.units import Safeguard
+from trainkit.config.gates import Safeguard
 from trainkit.data import rows
 from trainkit.data.loader import workers
 from trainkit.experiments import launch

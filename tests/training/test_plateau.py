@@ -10,8 +10,9 @@ from runs import PLUGIN, TOY, run, stop_after
 from trainkit.autoconfig import fit
 from trainkit.config.loader import ConfigError, digest, dump, hashed
 from trainkit.config.run_request import RunRequest, load
+from trainkit.config.schedule import Curve, Warmup
 from trainkit.config.schema import Recipe
-from trainkit.config.units import Curve, Span, Warmup
+from trainkit.config.units import Span
 from trainkit.diagnostics import preflight, stepping_child
 from trainkit.errors import UserError
 from trainkit.inference import evaluate_run

@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from trainkit import paths
 from trainkit.config import dropped_keys, metric_rules, metric_table, stored_recipes
+from trainkit.config.schedule import Curve
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.targets import Best, StopWhen
-from trainkit.config.units import Curve
 from trainkit.config.validation import Named, Tables, explain, nearest, one_of, to_tree, validate
 from trainkit.config.yaml_reader import (
     FORBIDDEN,

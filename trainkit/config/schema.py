@@ -25,8 +25,9 @@ from trainkit.config.ranges import (
     Score,
     Whole,
 )
+from trainkit.config.schedule import Curve
 from trainkit.config.targets import Best, StopWhen, Targets, as_targets
-from trainkit.config.units import AnySpan, Curve, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
+from trainkit.config.units import AnySpan, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from torch import nn
 
 from trainkit import rng
 from trainkit.config import loader
+from trainkit.config.schedule import Curve
 from trainkit.config.schema import Log, Recipe
-from trainkit.config.units import Curve, Span, samples_per_update
+from trainkit.config.units import Span, samples_per_update
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
 from trainkit.distributed.launch_settings import with_compile_mode

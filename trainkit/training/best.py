@@ -10,8 +10,8 @@ from pathlib import Path
 
 from trainkit.config import diff, metric_table
 from trainkit.config.metric_table import Declared
+from trainkit.config.schedule import Curve
 from trainkit.config.schema import Recipe
-from trainkit.config.units import Curve
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Columns, Scores
 from trainkit.tracking import journal

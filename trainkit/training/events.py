@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from trainkit.config.units import Gate
+from trainkit.config.gates import Gate
 from trainkit.files import Json
 from trainkit.tracking.journal import Event
 

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from trainkit.config.gates import Gate, Safeguard
 from trainkit.config.schema import Checkpoints, Evaluation, Recipe
-from trainkit.config.units import Gate, Safeguard, samples_per_update
+from trainkit.config.units import samples_per_update
 from trainkit.errors import UserError, number_of
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import ComparesSamples, Dataset, DividesBlocks, Loss, NormalisesBatch, RowOrder, Split

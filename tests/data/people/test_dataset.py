@@ -17,8 +17,8 @@ from PIL import Image
 from runs import environment
 
 from trainkit.config import validation
+from trainkit.config.schedule import Curve
 from trainkit.config.schema import TABLES
-from trainkit.config.units import Curve
 from trainkit.config.validation import validate
 from trainkit.data.images import augment
 from trainkit.data.images.augment import Light
