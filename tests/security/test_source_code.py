@@ -215,12 +215,6 @@ print(*{module.split(".")[0] for module in sys.modules})
     return set(done.stdout.split())
 
 
-def test_the_command_and_the_config_import_nothing_heavy():
-    loaded = imported_by(["trainkit.cli.main", "trainkit.config.loader"])
-    assert "trainkit" in loaded
-    assert loaded & {"torch", "mlflow", "timm", "matplotlib", "datasets", "accelerate"} == set()
-
-
 @pytest.mark.slow
 def test_no_module_imports_tracking_models_figures_or_datasets_before_they_are_needed():
     modules = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES]

@@ -1,4 +1,7 @@
-"""Downloading what a recipe names: `trainkit download`."""
+"""Downloading what a recipe names: `trainkit download`.
+
+Files are fetched here and not by torch.hub, which waits for a silent server for ever and follows a redirect to http.
+"""
 
 from __future__ import annotations
 
