@@ -9,7 +9,7 @@ import packed_rows
 import pytest
 from PIL import Image
 
-from trainkit.data import rows
+from trainkit.data import rows, rows_writer
 from trainkit.data.formats import image_decode
 from trainkit.data.images import verify
 from trainkit.data.loader import thread_pool
@@ -277,6 +277,34 @@ def test_damaged_pictures_are_left_out_on_demand_and_named(tmp_path):
     data = Packed(tmp_path / "set")
     assert data.labels.tolist() == [0] * 4 + [1] * 3 + [2] * 4
     assert (data.fetch(np.asarray([6]))[0].transpose(1, 2, 0) == picture(13)).all()
+
+
+@pytest.mark.parametrize("size", [None, (8, 8)])
+@pytest.mark.parametrize("after", [1, 5, 10])
+def test_an_import_that_was_ended_is_resumed_and_gives_the_same_set(tmp_path, monkeypatch, after, size):
+    root = people(tmp_path / "people")
+    (root / "p0" / "3.png").write_bytes(b"no picture")
+    Image.fromarray(np.full((8, 8), 100, np.uint16)).save(root / "p2" / "0.png")
+    how = {"size": size, "group": r"/(\d)\.", "damaged": "skip"}
+    monkeypatch.setattr(rows_writer, "BATCH_BYTES", 400)
+    whole = import_images.import_pictures(root, tmp_path / "whole", **how)
+    assert any("skipped: " in note for note in whole.notes) and any("nearly black" in note for note in whole.notes)
+
+    def ending(self, *image):
+        if self.rows == after:
+            raise KeyboardInterrupt
+        add_image(self, *image)
+
+    add_image, read, one = Writer.add_image, [], import_images._one
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Writer, "add_image", ending)
+        import_images.import_pictures(root, tmp_path / "set", **how)
+    monkeypatch.setattr(import_images, "_one", lambda record, recipe: read.append(record.id) or one(record, recipe))
+    resumed = import_images.import_pictures(root, tmp_path / "set", **how)
+    assert len(read) in ({12} if after == 1 else range(12 - after - 1, 12 - after + 3))
+    assert (resumed.digest, resumed.notes) == (whole.digest, whole.notes)
+    assert Packed(resumed.out).originals == Packed(whole.out).originals is not None
+    assert len(list(tmp_path.iterdir())) == 3, "nothing is left aside"
 
 
 def test_an_existing_folder_is_not_written_over(folder):
