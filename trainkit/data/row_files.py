@@ -127,9 +127,12 @@ def listed(path: Path) -> tuple[str, ...]:
 
 def is_packed(path: Path, form: Form | None = None) -> bool:
     """Return True for a folder with a manifest; with `form` for one of this form."""
+    file = path / MANIFEST
+    if form is None or not file.is_file():
+        return file.is_file()
     try:
-        with (path / MANIFEST).open("rb") as file:
-            return form is None or f'"{form.format}"'.encode() in file.read(MANIFEST_LIMIT)
+        with file.open("rb") as manifest:
+            return f'"{form.format}"'.encode() in manifest.read(MANIFEST_LIMIT)
     except OSError:
         return False
 
