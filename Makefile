@@ -3,7 +3,7 @@
 # make test-lowest, make test-newest   the default tests with the lowest and the newest versions that pyproject.toml
 #                                      allows, each in an environment of its own (.venv-lowest, .venv-newest)
 # make soak   every promise of docs/project/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
-# make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  what docs/project/performance.md cites
+# make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  7 rounds, written to docs/project/performance.md
 # make gpu    what trainkit does on a GPU, into docs/project/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
 #             PART=equality|memory|speed|claims does one part, of 8 minutes; all without it
 # make docs   the pages of docs/reference that are generated from the code, and the site in docs/_build/html

@@ -209,10 +209,6 @@ CONTEST = Contest(
         Target("EMA", "trainkit", 1 / 8, words="EMA of 600 small tensors, time relative to the callback"),
     ],
     share=0.67,
-    bounds=(
-        "This CPU has two speeds, and a round runs at one of them: the evaluation schedule took 76 to 78 ns in "
-        "some, 135 to 152 in others."
-    ),
 )
 
 

@@ -231,9 +231,7 @@ CONTEST = Contest(
     share=0.67,
     bounds=(
         "`of the decoder`: relative to decoding alone on both cores. The rest of the time is the channels-first "
-        "layout (10 to 15 us of about 180 per image) and threads that wait for the interpreter. Cached images are "
-        "memory copies: copying the same number of random images on both cores reaches 175,000 to 198,000 "
-        "samples/s."
+        "layout and threads that wait for the interpreter. Cached images are memory copies."
     ),
 )
 

@@ -218,8 +218,7 @@ CONTEST = Contest(
     turns=True,
     bounds=(
         "`of_products` is the time relative to the matrix products alone, in the same process, which are a lower "
-        "bound for every head that computes all cosines in float32. On this CPU the published chain takes 5.5 to "
-        "6.3 times as long as the two products of frozen centres."
+        "bound for every head that computes all cosines in float32."
     ),
     tolerance=1e-4,
     threads=2,

@@ -474,10 +474,8 @@ CONTEST = Contest(
     targets=[Target("", "trainkit", 20, "difference", words="trainkit minus bare, us per step")],
     share=0.67,
     bounds=(
-        "These figures are from before 2026-11-23, when a separate process sent the metrics to MLflow. Since then"
-        " a thread does. Two rounds on 2026-11-23 (bare loop 480 to 500 us, load 0.4 to 4) gave 20, 32, 14, 28 "
-        "and (load 4) 63 us beyond the bare loop; the thread of an earlier version had taken 245 us. The log line"
-        " every 50 steps takes 22 us per step of that (1.1 ms), the slowdown detector 8 us."
+        "On 2026-11-23, on another CPU with a bare loop of 480 to 500 us, the difference was 14 to 32 us, of which the "
+        "log line every 50 steps took 22 (1.1 ms each) and the slowdown detector 8."
     ),
 )
 
