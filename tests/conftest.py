@@ -21,9 +21,14 @@ for name in ("MLFLOW_TRACKING_URI", "TRAINKIT_DATA", "ACCELERATE_MIXED_PRECISION
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
-# The same examples in every run; with FUZZ others each time.
-hypothesis.settings.register_profile("same", derandomize=True)
-hypothesis.settings.load_profile("default" if os.environ.get("FUZZ") else "same")
+# The same examples in every run; with FUZZ others each time. A busy machine is no fault of a test.
+hypothesis.settings.register_profile(
+    "tests",
+    derandomize=not os.environ.get("FUZZ"),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("tests")
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

@@ -20,6 +20,7 @@ from PIL import Image
 from runs import PLUGIN, ROOT, TOY, newest, run
 
 from trainkit import errors
+from trainkit.analysis.run_scores import duration
 from trainkit.autoconfig import new_recipe
 from trainkit.checkpoint import verification
 from trainkit.cli import main, train
@@ -430,12 +431,12 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     facts = dict(line.split(None, 1) for line in facts.splitlines())
     at, best = (values[-1] for values in ran.history.series("best/val/accuracy"))
     wall, total, rate = (ran.history.series(f"final/{name}")[1][-1] for name in (*TIMES, "speed/samples_per_s"))
-    assert ended == f"Finished in {wall:.1f} s. Best val/accuracy {best:.4f} at step {at}."
+    assert ended == f"Finished in {duration(wall)}. Best val/accuracy {best:.4f} at step {at}."
     assert name == ran.folder.name
     assert [line.split()[0] for line in table.splitlines()] == ["val", "final", "best", "EMA"]
     throughput, time = speed.splitlines()[:2]
     assert throughput == f"Throughput  {rate:.1f} samples/s in training"
-    assert time.startswith(f"Time        {total:.1f} s of training: ")
+    assert time.startswith(f"Time        {duration(total)} of training: ")
     assert facts["name"] == ran.folder.name and facts["status"] == "FINISHED" and facts["last_step"] == "4"
     assert not set("[{'") & set(text), "no Python repr"
     (path,) = ran.folder.checkpoints.glob("step-*4")

@@ -11,7 +11,7 @@ from trainkit.speed.eta import Forecast, mean_step
 def test_a_forecast_is_the_sum_of_what_is_still_to_come():
     f = Forecast(steps=1000, step_s=0.1, step_error=0.01, evaluations={"val": (5, 3.0)}, checkpoints=(4, 0.5))
     assert f.total() == pytest.approx(100 + 15 + 2) and f.interval == pytest.approx((90 + 17, 110 + 17))
-    assert "117 s left (107 s to 2 min if later steps take as long)" in f.describe()
+    assert "1 min 57 s left (1 min 47 s to 2 min 7 s if later steps take as long)" in f.describe()
     assert f.describe().endswith("1,000 steps of 100 ms, val 5 x 3 s, 4 checkpoints of 500 ms")
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainkit.terminal import duration
+
 _BLOCKS = 8
 """Parts into which the timed steps are cut: neighbouring ones are alike, so single steps are no independent sample."""
 _T = 2.365
@@ -88,13 +90,3 @@ def mean_step(step_seconds: np.ndarray) -> tuple[float, float]:
 
 def _seconds(s: float) -> str:
     return f"{1e3 * s:.3g} ms" if s < 1 else f"{s:.3g} s"
-
-
-def duration(s: float) -> str:
-    """Return so many seconds in words: `90 s`, `5 min`, `3.5 h`."""
-    if s < 120:
-        return f"{s:.0f} s"
-    minutes = s / 60
-    if minutes < 120:
-        return f"{minutes:.0f} min"
-    return f"{minutes / 60:.1f} h" if minutes < 48 * 60 else f"{minutes / 1440:.1f} days"
