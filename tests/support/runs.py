@@ -76,6 +76,13 @@ class Ran:
         return storage.read(path)
 
     @property
+    def few_in_mlflow(self) -> bool:
+        """Whether MLflow gets no more metrics than are counted on: in all, and those of the training."""
+        names = self.in_mlflow
+        of_training = [name for name in names if name.startswith("train/")]
+        return len(names) <= metric_selection.MOST and len(of_training) <= metric_selection._TRAINING
+
+    @property
     def steps(self) -> list[int]:
         return sorted(int(path.name.split("-")[1]) for path in self.folder.checkpoints.glob("step-*"))
 
@@ -104,6 +111,16 @@ def run(*words: str, recipe: Path = TOY, stopping=lambda: False, resume: str | N
         sys.path.insert(0, str(PLUGIN))
     code = launch(RunRequest(recipe, words, ("toy",), resume, **asked), stopping)
     return Ran(code, newest())
+
+
+def stopped_and_resumed(recipe: Path, words: Sequence[str], steps: int, *more: str) -> Ran:
+    """Stop a run after so many steps and resume it, with `more` words that a resumed run may have otherwise."""
+    cut = run(*words, recipe=recipe, stopping=stop_after(steps))
+    assert cut.code == 143 and cut.folder.info().status == "KILLED" and cut.last.step >= steps - 1
+    before = cut.last.step
+    resumed = run(*words, *more, recipe=recipe, resume="")
+    assert resumed.folder == cut.folder and resumed.last.step > before
+    return resumed
 
 
 def overrides(settings: Mapping[str, str], changes: Mapping[str, str]) -> list[str]:

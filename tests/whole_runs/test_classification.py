@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from runs import ROOT, all_same, evaluated, overrides, own_store, run, stop_after, stripes
+from runs import ROOT, all_same, evaluated, overrides, own_store, run, stopped_and_resumed, stripes
 from safetensors.torch import load_file
 
 from trainkit.errors import UserError
@@ -51,22 +51,16 @@ def whole(tmp_path_factory, database, pictures):
 
 
 def test_a_run_scores_its_own_weights_and_their_average_and_counts_every_picture(whole):
-    assert whole.code == 0
+    assert whole.code == 0 and whole.few_in_mlflow
     assert {"val/top1", "val/ema/top1", "val/ece", "val/f1_macro", "val/ema/nll"} <= whole.history.metrics.keys()
     assert set(whole.series("eval/val/unique_samples")) == {27.0}
     assert "val/top5" not in whole.history.metrics  # of three classes
 
 
 def test_an_interrupted_run_with_mixing_augmentation_and_weighted_draws_resumes_to_the_bit(whole, pictures):
-    cut = run(*words(pictures), recipe=CONVNEXT, stopping=stop_after(6))
-    assert cut.folder.info().status == "KILLED" and 5 <= cut.last.step < 15
-    resumed = run(*words(pictures), recipe=CONVNEXT, resume="")
-    assert resumed.folder == cut.folder and resumed.last.step == 15
+    """Also where workers mix and augment."""
+    resumed = stopped_and_resumed(CONVNEXT, words(pictures), 6, "loader.workers=2")
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
-
-
-def test_workers_augment_like_the_process_itself(whole, pictures):
-    assert all_same(run(*words(pictures), "loader.workers=2", recipe=CONVNEXT), whole)
 
 
 def test_what_is_handed_on_are_the_weights_that_led_and_another_run_begins_with_them(whole, pictures):
@@ -124,12 +118,6 @@ def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, pict
 @pytest.mark.parametrize(
     "change, said",
     [
-        (
-            {"train": "{length: 1 epoch, batch_size: 15, micro_batch: 5, ema: 0.9}"},
-            r"micro-batches of 5 images.*even",
-        ),
-        ({"task__net": "{model: convnxt_atto}"}, r"timm .* has no model 'convnxt_atto'.*convnext_atto"),
-        ({"task__class_weights": "{upwards: 2.0}"}, r"class 'upwards', which the data does not have"),
         ({"data__sampling": "{upwards: 2.0}"}, r"upwards"),
         ({"evaluations": "{far: {split: val.seperation}}", "best": "null"}, r"'val.seperation'.*val.separation"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import re
@@ -14,8 +13,7 @@ import pytest
 import torch
 from runs import ROOT, Ran, all_same, environment, left_alone, newest, run, stop_after
 
-from trainkit.checkpoint import safe_load, state_dict, storage, verification
-from trainkit.checkpoint.verification import CheckpointError
+from trainkit.checkpoint import safe_load, state_dict, storage
 from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
@@ -84,7 +82,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(promise, again, 
             capsys.readouterr()
             ran = run(*WORDS, resume="")
             assert f"left aside: {path}" in capsys.readouterr().out
-            assert all_same(ran, whole) and ran.repeatable == whole.repeatable
+            assert all_same(ran, whole) and ran.repeatable == whole.repeatable and not ran.events("elsewhere")
             (event,) = ran.events("checkpoint_refused")
             assert str(path) in event.data["error"] == tags(ran)["trainkit.checkpoint_refused"]
             shutil.rmtree(Store.locate().home)
@@ -118,13 +116,6 @@ def test_damaged_weights_of_the_best_checkpoint_are_not_handed_out(again, caplog
     assert best_weights(folder) == folder / "checkpoints" / "step-000000008" / "model.safetensors"
     assert f"left aside: {best}/model.safetensors: content has changed" in caplog.text
     assert "model.safetensors of step-000000008 takes its place" in caplog.text
-
-
-def test_without_the_check_they_would_be(again, monkeypatch):
-    folder = again()
-    flip(best_of(folder) / "model.safetensors", random.Random(0))
-    monkeypatch.setattr(verification, "check_file", lambda path: None)
-    assert best_weights(folder).parent == best_of(folder)
 
 
 def test_a_best_checkpoint_that_is_gone_is_named(again, caplog):
@@ -208,12 +199,6 @@ def test_going_on_elsewhere_is_said_noted_and_tagged(again, capsys, monkeypatch)
     assert tags(ran)["trainkit.elsewhere"].startswith("step 8: ") and ran.code == 0
 
 
-def test_the_same_machine_is_not_elsewhere(again, capsys):
-    again()
-    ran = run(*WORDS, resume="")
-    assert "elsewhere" not in capsys.readouterr().out and not ran.events("elsewhere")
-
-
 def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
     path = again() / "checkpoints" / "step-000000008"
     loaded = storage.read(path)
@@ -230,20 +215,6 @@ def test_an_average_that_is_missing_or_of_another_shape_is_a_sentence(again):
                   loaded.state["identity"])  # fmt: skip
     with pytest.raises(UserError, match="step-000000008: holds no ema"):
         state.load(loaded, 0)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["optim.lr=0.01"], r"began with another recipe; .*\n  optim.lr  \S+ -> 0.01$"),
-        (["data.samples=48"], r"began with another recipe; .*\n  data.samples"),
-    ],
-)
-def test_a_run_is_not_continued_by_another_recipe(again, words, message):
-    folder = again()
-    with pytest.raises(UserError, match=message):
-        run(*WORDS, *words, resume=folder.name)
-    assert storage.newest_valid(folder / "checkpoints")[1] == []
 
 
 @pytest.mark.slow
@@ -270,12 +241,3 @@ def test_folders_of_two_checkpoints_that_were_swapped_are_told_apart(again, whol
     said = capsys.readouterr().out
     assert "the folder is named for step 8" in said and "the folder is named for step 6" in said
     assert all_same(ran, whole), "it went on from step 3"
-
-
-def test_tensors_of_another_kind_are_listed_ten_at_most(again):
-    loaded = storage.read(again() / "checkpoints" / "step-000000008")
-    net = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
-    with pytest.raises(UserError) as caught:
-        state_dict.load_module(net, loaded.tensors["model"], "step-8")
-    assert str(caught.value).count(" is ") == 10 and " more" in str(caught.value)
-    assert isinstance(CheckpointError("a", "b"), UserError) and logging.getLogger("trainkit")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 
 import pytest
-from runs import ROOT, all_same, evaluated, overrides, own_store, run, stop_after, stripes
+from runs import ROOT, all_same, evaluated, overrides, own_store, run, stopped_and_resumed, stripes
 
 from trainkit.errors import UserError
 
@@ -61,6 +60,7 @@ def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_pictures(whole):
     assert steps["val/f1"] == [4, 8, 12, 16]
     assert steps["separation/ks"] == steps["separation/ema/fisher"] == [8, 16]
     assert steps["separation_train/ks"] == steps["images/hard_share"] == [16]
+    assert whole.few_in_mlflow
     counted = {name: set(whole.series(f"eval/{name}/unique_samples")) for name in ("val", "separation_train")}
     assert counted == {"val": {30.0}, "separation_train": {24.0}}  # the second is capped
 
@@ -74,10 +74,7 @@ def test_the_pictures_and_tables_of_a_run_are_where_mlflow_shows_them(whole):
 
 
 def test_an_interrupted_run_with_a_growing_margin_resumes_to_the_bit(whole, crops):
-    cut = run(*words(crops), recipe=EYES, stopping=stop_after(7))
-    assert cut.folder.info().status == "KILLED"
-    resumed = run(*words(crops), recipe=EYES, resume="")
-    assert resumed.folder == cut.folder and resumed.last.step == 16
+    resumed = stopped_and_resumed(EYES, words(crops), 7)
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 
@@ -119,34 +116,7 @@ def test_omniglot_beats_pixels_on_alphabets_that_it_was_not_trained_on(shared, m
     assert ran.series("unseen/recall_at_1")[-1] > ran.series("pixels/unseen/recall_at_1")[0] + 0.1
 
 
-# What users get wrong
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        ({"data__evaluate": "{{val: {crops}/train}}"}, r"5 of its 5 groups are in data\.train: train0"),
-        ({"task__net": "{{name: eye_convnext, base_channels: 16, num_blocks: 4, grid: [4, 8]}}"}, r"16 x 32|32 x 16"),
-        ({"data__hold_out": "20%", "data__group": "null"}, r"data\.hold_out.*group"),
-        ({"task__class_weights": "{{ajar: 2.0}}"}, r"class 'ajar', which the data does not have"),
-    ],
-)
-def test_mistakes_end_a_run_before_its_first_update(change, said, crops):
-    change = {key: value.format(crops=crops) for key, value in change.items()}
-    with pytest.raises(UserError) as caught:
-        run(*words(crops, **change), recipe=EYES)
-    assert re.search(said, " ".join(str(caught.value).split())), caught.value
-
-
-def test_a_head_that_no_loss_reads_ends_the_run_by_name(crops, monkeypatch):
-    """As in the origin: the margin on the pooled map, and a transformer beside it that learns nothing."""
-    from trainkit.models.eye import EyeNet
-
-    def bypass(self, image):
-        features = self.blocks(self.stem(image))
-        self.head(features)  # computed, and read by nobody
-        return features.mean((2, 3))
-
-    monkeypatch.setattr(EyeNet, "forward", bypass)
-    with pytest.raises(UserError, match=r"parameters get no gradient: net\.head"):
-        run(*words(crops), recipe=EYES)
+def test_a_mistake_ends_a_run_before_its_first_update(crops):
+    wide = "{name: eye_convnext, base_channels: 16, num_blocks: 4, grid: [4, 8]}"
+    with pytest.raises(UserError, match=r"16 x 32|32 x 16"):
+        run(*words(crops, task__net=wide), recipe=EYES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import random
 import shutil
@@ -19,18 +18,19 @@ from click.testing import CliRunner
 from run_invariants import account, unlike, unsound
 from runs import own_store, run, stop_after
 from safetensors.numpy import save_file
+from trackers import ask, begin, warned
 from training_processes import job
 
 from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.tracking import journal, mlflow_run, upload_queue, uploader
+from trainkit.tracking import journal, uploader
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
 from trainkit.tracking.tracker import Tracker
-from trainkit.tracking.upload_queue import UploadQueue, left, rounded
+from trainkit.tracking.upload_queue import left, rounded
 
 WORDS = ("train.length=2 epochs",)
 
@@ -46,12 +46,6 @@ def _soon(monkeypatch):
 @pytest.fixture
 def here(store) -> Store:
     return Store.locate()
-
-
-def begin(here: Store, folder: RunFolder | None = None, **more) -> Tracker:
-    folder = folder or here.new_run("faces", 0, "a1b2c3d4")
-    given = {"experiment": "faces", "run_name": folder.name, "params": {"lr": 0.1}, "system_metrics_every": 0, **more}
-    return Tracker.start(folder, here, **given)
 
 
 def until(met, seconds: float = 480.0) -> None:
@@ -72,15 +66,6 @@ def locked(here: Store):
         with contextlib.suppress(sqlite3.Error):
             other.execute("ROLLBACK")
         other.close()
-
-
-def ask(here: Store, words: str, *values) -> list[tuple]:
-    with contextlib.closing(sqlite3.connect(here.database)) as connection:
-        return connection.execute(words, values).fetchall()
-
-
-def warned(caplog) -> list[str]:
-    return [e.getMessage() for e in caplog.records if e.levelno >= logging.WARNING and e.name == "trainkit"]
 
 
 # ---- All that a run may tell, through any weather
@@ -207,68 +192,6 @@ def test_through_calls_that_fail_before_and_after_they_are_made(promise, undistu
     for seed in promise.trials("T1", what, few=3, many=100):
         with promise.trial(seed):
             assert trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch) == []
-
-
-def new_times(rows):
-    def given(*where):
-        for end, name, point in rows(*where):
-            yield end, name, point._replace(t=time.time_ns() // 1000)
-
-    return given
-
-
-@pytest.mark.parametrize("off", ["times", "acknowledging", "looking for the run", "looking for the model"])
-def test_without_its_mechanism_the_same_trial_fails(off, undisturbed, database, tmp_path, monkeypatch):
-    if off == "times":
-        monkeypatch.setattr(upload_queue, "rows", new_times(upload_queue.rows))
-    elif off == "acknowledging":  # what was begun counts as done
-        real, begun = UploadQueue._send_batch, []
-
-        def hopeful(self, client, batch):
-            begun.append(batch)
-            with contextlib.suppress(Exception):
-                if len(begun) == 1:
-                    raise ConnectionError("the first call fails, whatever the weather")
-                real(self, client, batch)
-
-        monkeypatch.setattr(UploadQueue, "_send_batch", hopeful)
-    elif off == "looking for the run":
-        made = mlflow_run._made
-
-        def blind(folder, client, *more):
-            class Blind:
-                searched = 0
-
-                def __getattr__(self, name):
-                    return getattr(client, name)
-
-                def search_runs(self, *asked):
-                    self.searched += 1
-                    return client.search_runs(*asked)[:1] if self.searched > 1 else []
-
-                def delete_run(self, *_):
-                    pass
-
-            return made(folder, Blind(), *more)
-
-        monkeypatch.setattr(mlflow_run, "_made", blind)
-    else:
-        real_made = UploadQueue._made_model
-
-        def twice(self, client, job, run):
-            client.create_logged_model(run.info.experiment_id, job["name"], self.run_id, tags={"trainkit.step": "9"})
-            return real_made(self, client, job, run)
-
-        monkeypatch.setattr(UploadQueue, "_made_model", twice)
-    failed = 0
-    for seed in range(8):
-        try:
-            failed += bool(trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch))
-        except (AssertionError, ValueError, UserError):
-            failed += 1
-        if failed:
-            return
-    pytest.fail("the oracle does not see it")
 
 
 # ---- A training whose store is locked when it begins
@@ -439,28 +362,6 @@ def test_the_training_passes_a_sender_that_is_stuck(promise, where, here, tmp_pa
                 let.set()
             tracker.finish("FINISHED")
             assert unsound(tracker.folder) == []
-
-
-def test_a_lock_over_the_disk_would_be_seen(here, tmp_path, monkeypatch):
-    real = UploadQueue.acknowledge
-
-    def within(self, position):
-        with self._lock:
-            real(self, position)
-
-    monkeypatch.setattr(UploadQueue, "acknowledge", within)
-    tracker = begin(here)
-    came, let = stuck(monkeypatch, "replace")
-    try:
-        tracker.log(0, {"train/loss": 1.0})
-        assert came.wait(60)
-        training = works(tracker, tmp_path)
-        training.join(3)
-        assert training.is_alive(), "as put() waits for the lock"
-    finally:
-        let.set()
-    training.join(60)
-    tracker.finish("FINISHED")
 
 
 def test_no_call_to_the_store_is_made_by_the_training(here, tmp_path, monkeypatch):

@@ -77,21 +77,13 @@ def hides(hidden: str, code: str) -> str:
 @pytest.mark.parametrize(
     ("hidden", "code", "said"),
     [
-        ("fcntl", "import fcntl", "ModuleNotFoundError: No module named 'fcntl'"),
-        ("os.fork", "import os; print(hasattr(os, 'fork'))", "False"),
-        ("", "import os; print(hasattr(os, 'fork'))", "True"),
-        ("signals", "import signal; print(hasattr(signal, 'SIGKILL'), hasattr(signal, 'SIGTERM'))", "False True"),
-        ("/proc", "from pathlib import Path; Path('/proc/self/stat').read_text()", "FileNotFoundError"),
-        (
-            "spawn",
-            "import multiprocessing as m; print(m.get_all_start_methods(), m.get_start_method())",
-            "['spawn'] spawn",
-        ),
-        ("windows", "import ctypes; ctypes.CDLL", "AttributeError: module 'ctypes' has no attribute 'CDLL'"),
+        ("windows", "import fcntl", "ModuleNotFoundError: No module named 'fcntl'"),
+        ("windows", "from pathlib import Path; Path('/proc/self/stat').read_text()", "FileNotFoundError"),
         (
             "windows",
-            "import os; print(os.path.basename(os.getcwd()) != '', hasattr(os, 'register_at_fork'))",
-            "True False",
+            "import os, signal, multiprocessing as m; print(hasattr(os, 'fork'), hasattr(signal, 'SIGKILL'),"
+            " hasattr(signal, 'SIGTERM'), m.get_all_start_methods())",
+            "False False True ['spawn']",
         ),
     ],
 )

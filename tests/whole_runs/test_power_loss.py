@@ -164,14 +164,6 @@ def cuts(recording: Recording, out: Path, seed: int) -> str:
     return ""
 
 
-def test_without_syncs_power_cuts_would_be_noticed(life):
-    """A disk that says synced and is not: what the test below is for."""
-    recording, out = life
-    honest = recording.operations
-    recording.operations = [power_loss.Operation("nothing") if o.kind == "sync" else o for o in honest]
-    assert any(cuts(recording, out, seed) for seed in range(2))
-
-
 def test_after_a_power_cut_there_is_a_whole_checkpoint_and_all_that_belongs_to_it(promise, life):
     recording, out = life
     assert len(recording.operations) > 150 and len(recording.reached(10**9, "committed")) == 5

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from runs import PLUGIN, ROOT, TOY, Ran, _port, evaluated, newest, run, spawn
+from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, evaluated, newest, run, spawn
 
-from tests.training.test_trainer import all_same, same
 from trainkit.rng import permutation
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -61,7 +60,7 @@ def test_on_two_processes_an_interrupted_run_ends_with_the_bits_of_an_uninterrup
     # The switch is part of the recipe, so it stays on; the step at which it acts is behind.
     resumed = train(2, "task.signal_at=6", "--resume")
     assert resumed.folder == cut.folder
-    assert all_same(resumed.last, whole.last) and resumed.repeatable == whole.repeatable
+    assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
     assert torch.equal(whole.last.tensors["memory"]["mean"], resumed.last.tensors["memory"]["mean"])
 
 
@@ -181,8 +180,3 @@ def test_a_mistake_of_one_process_is_the_reason_that_all_give():
 def test_deepspeed_is_refused_with_the_reason():
     done = spawn(1, *TRAIN, ACCELERATE_USE_DEEPSPEED="true")
     assert done.returncode == 2 and "could not be resumed" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_same_is_no_test_that_cannot_fail():
-    a, b = {"w": torch.zeros(2)}, {"w": torch.tensor([0.0, 1e-45])}
-    assert same(a, a) and not same(a, b)

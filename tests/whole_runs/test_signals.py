@@ -20,8 +20,6 @@ from training_processes import Job, job, launched
 
 from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.store import Store
-from trainkit.training.events import EventSchedule
-from trainkit.training.optimizer import Average
 
 LONG = "sleep 300"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -280,9 +278,8 @@ def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits
                 assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
 
 
-@pytest.fixture
-def cut(monkeypatch, store):
-    """A run in this process that is told to stop in the middle of its second evaluation of the EMA weights."""
+def test_an_evaluation_that_was_cut_off_is_held_by_the_run_that_goes_on(store, whole, monkeypatch):
+    """A run in this process is told to stop in the middle of its second evaluation of the EMA weights."""
     monkeypatch.syspath_prepend(str(PLUGIN))
     import toy
 
@@ -293,49 +290,11 @@ def cut(monkeypatch, store):
         stop.told |= len(calls) == 20  # 2 to learn how long it takes, then 5 of the weights and 5 of the average each
         return predict(self, net, batch)
 
-    def act():
-        with monkeypatch.context() as patch:
-            patch.setattr(toy.ToyTask, "predict", told)
-            ran = run(stopping=stop)
-        assert ran.code == 143 and ran.last.step == 6 and len(calls) == 20, "no batch more"
-        return ran
-
-    return act
-
-
-def test_an_evaluation_that_was_cut_off_is_held_by_the_run_that_goes_on(cut, whole):
-    assert cut().series("val/accuracy") == whole[()].series("val/accuracy")[:1]
+    with monkeypatch.context() as patch:
+        patch.setattr(toy.ToyTask, "predict", told)
+        cut = run(stopping=stop)
+    assert cut.code == 143 and cut.last.step == 6 and len(calls) == 20, "no batch more"
+    assert cut.series("val/accuracy") == whole[()].series("val/accuracy")[:1]
     ran = run(resume="")
     assert all_same(ran, whole[()]) and ran.repeatable == whole[()].repeatable
     assert ran.last.state["best"] == whole[()].last.state["best"]
-
-
-def test_it_would_be_missing_if_it_were_not_due_again(cut, whole, monkeypatch):
-    """The negative control."""
-    with monkeypatch.context() as patch:
-        patch.setattr(EventSchedule, "give_back", lambda self, names: None)
-        cut()
-    assert run(resume="").repeatable != whole[()].repeatable
-
-
-def test_the_weights_would_be_the_average_if_they_were_not_put_back(cut, whole, monkeypatch):
-    """The negative control of leaving off while the average stands in for the weights."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Average, "swapped", lambda self, net: contextlib.nullcontext(self.swap(net)))
-        cut()
-    assert not all_same(run(resume=""), whole[()])
-
-
-def test_output_that_nobody_reads_would_end_a_training(tmp_path):
-    """The negative control: without `streams`, a closed pipe and a full disk are errors."""
-    for where in ("| true; exit ${PIPESTATUS[0]}", "> /dev/full"):
-        code = "import time\nfor _ in range(50):\n    print('x' * 9999, flush=True)\n    time.sleep(0.02)"
-        for first, codes in (
-            ("", {1, 120}),
-            ("from trainkit.cli import console as streams\nstreams.outlive_readers()\n", {0}),
-        ):
-            done = subprocess.run(
-                ["bash", "-c", f'"$@" 2>/dev/null {where}', "bash", sys.executable, "-c", first + code],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
-            assert done.returncode in codes, (where, first)

@@ -11,7 +11,7 @@ import nibabel
 import nifti_sets
 import numpy as np
 import pytest
-from runs import ROOT, Ran, all_same, run, stop_after
+from runs import ROOT, Ran, all_same, run, stopped_and_resumed
 
 from tests.whole_runs.test_segmentation_3d import TOM500, words
 from trainkit.data.synthetic import orbits
@@ -54,9 +54,7 @@ def test_every_network_trains_scores_whole_volumes_and_resumes_to_the_bit(bodies
     assert whole.code == 0 and whole.history.series("val/dice_mean")[0] == [2, 4]
     assert set(whole.series("eval/val/unique_samples")) == {2.0}
     assert all(np.isfinite(whole.series(name)).all() for name in ("loss", "val/dice_mean", "val/hd95_mean_mm"))
-    cut = run(*settings, recipe=TOM500, stopping=stop_after(3))
-    resumed = run(*settings, recipe=TOM500, resume="")
-    assert resumed.folder == cut.folder and resumed.last.step == 4
+    resumed = stopped_and_resumed(TOM500, settings, 3)
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 

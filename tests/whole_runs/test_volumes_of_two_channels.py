@@ -14,10 +14,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
+from click_commands import ask
 from runs import run
 
-from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.export import export
 from trainkit.inference import mlflow_model
@@ -55,14 +54,8 @@ def hippocampus(shared, tmp_path, monkeypatch, cache):
     return root
 
 
-def command(*words: object, code: int = 0) -> str:
-    done = CliRunner().invoke(main.main, [str(word) for word in words])
-    assert done.exit_code == code, done.output
-    return done.output
-
-
 def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_path):
-    said = command("cp", "hippocampus", "mine.yaml", "--data", hippocampus)
+    said = ask("cp", "hippocampus", "mine.yaml", "--data", hippocampus)
     text = Path("mine.yaml").read_text()
     assert "channels: [MRI, edges]" in text and "labels Anterior, Posterior" in said
     evaluations = "{val: {at_end: true}, images: {split: val.overlays, at_end: true}}"
@@ -72,14 +65,14 @@ def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_p
     assert ran.series("train/loss")[-1] < ran.series("train/loss")[0]
     assert any("overlays" in path.name for path in ran.folder.path.parents[1].rglob("images/*"))
 
-    command("predict", ran.folder.name, hippocampus / "imagesTs", "labels")
+    ask("predict", ran.folder.name, hippocampus / "imagesTs", "labels")
     written = sorted(Path("labels").glob("*.nii.gz"))
     assert [file.name for file in written] == [f"h{CASES + number}.nii.gz" for number in range(HELD_OUT)]
     image = nibabel.load(hippocampus / "imagesTs" / f"h{CASES}_0000.nii.gz")
     label = np.asarray(nibabel.load(written[0]).dataobj)
     assert label.shape == image.shape and set(np.unique(label)) <= {0, 1, 2}
     (hippocampus / "imagesTs" / f"h{CASES}_0001.nii.gz").unlink()
-    said = command("predict", ran.folder.name, hippocampus / "imagesTs", "again", code=2)
+    said = ask("predict", ran.folder.name, hippocampus / "imagesTs", "again", code=2)
     assert f"h{CASES}: no channel edges" in said and len(list(Path("again").glob("*.nii.gz"))) == HELD_OUT - 1
 
     predictor = Predictor.of_run(ran.folder)
