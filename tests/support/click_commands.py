@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 import click
+from click.testing import CliRunner
 
 from trainkit.cli import main
 
@@ -25,6 +26,13 @@ def find(words: tuple[str, ...] | list[str]) -> click.Command:
         assert isinstance(command, click.Group)
         command = command.commands[word]
     return command
+
+
+def ask(*words: object, code: int = 0) -> str:
+    """What a command prints on both streams; it must end with this code and without a traceback."""
+    done = CliRunner().invoke(main.main, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 def parsed(line: str) -> bool:

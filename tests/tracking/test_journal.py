@@ -144,21 +144,6 @@ def test_other_bits_at_a_repeated_step_are_reported_and_kept(path):
     ]
 
 
-def test_what_never_repeats_keeps_its_first_measurement(path):
-    journal = Journal(path)
-    position = journal.commit()
-    journal.append(1, {"speed/samples_per_s": 100.0, "time/data_share": 0.1})
-    journal.commit()
-    t = read(path).metrics["speed/samples_per_s"][0].t
-    journal.cut_back(position)
-    journal.append(1, {"speed/samples_per_s": 90.0, "time/data_share": 0.2})
-    journal.close()
-    history = read(path)
-    assert history.metrics["speed/samples_per_s"] == [(1, 100.0, t)]
-    assert history.series("time/data_share") == ([1], [0.1])
-    assert history.events == []
-
-
 def test_what_was_measured_stays_whether_or_not_its_step_is_logged_again(path):
     """The store may have it: of a step at which a process goes on, of a forecast, of the machine's load."""
     journal = Journal(path)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from click.testing import CliRunner
+from click_commands import ask
 from runs import run, stop_after
 
-from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.tracking import lineage
 from trainkit.tracking.run_folder import RunFolder
@@ -29,12 +28,6 @@ class Kept:
 
     def artifact_text(self, path, text):
         self.files[path] = text
-
-
-def ask(*words: str) -> str:
-    result = CliRunner().invoke(main.main, list(words), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 def begun(recipe: str, lr: float = 0.1, **info) -> RunFolder:

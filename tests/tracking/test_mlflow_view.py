@@ -7,20 +7,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import trackers
 
 from trainkit.tracking import mlflow_view
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.usefixtures("store")
 
 
 def begin(**more):
     """The beginning and end of a run of the experiment `faces`; returns its id in MLflow."""
-    store = Store.locate()
-    folder = store.new_run("faces", 0, "a1b2c3d4")
-    given = {"experiment": "faces", "run_name": folder.name, "params": {}, "system_metrics_every": 0, **more}
-    tracker = Tracker.start(folder, store, **given)
+    tracker = trackers.begin(Store.locate(), **{"params": {}, **more})
     tracker.finish("FINISHED")
     return tracker.run_id
 

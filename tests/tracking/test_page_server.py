@@ -6,20 +6,17 @@ import asyncio
 import json
 
 import pytest
+import trackers
 
 from trainkit.errors import UserError
 from trainkit.tracking import page_server, ui
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.usefixtures("store")
 
 
 def begun(experiment="faces", metric="lfw/eer"):
-    store = Store.locate()
-    folder = store.new_run(experiment, 0, "a1b2c3d4")
-    given = {"experiment": experiment, "run_name": folder.name, "params": {}, "system_metrics_every": 0}
-    tracker = Tracker.start(folder, store, primary_metric=metric, **given)
+    tracker = trackers.begin(Store.locate(), experiment=experiment, primary_metric=metric)
     tracker.finish("FINISHED")
     return tracker
 

@@ -6,29 +6,22 @@ import shutil
 import sqlite3
 from pathlib import Path
 
+import click_commands
 import numpy as np
 import pytest
-from click.testing import CliRunner
+import trackers
 from mlflow.tracking._tracking_service import utils as service
 from safetensors.numpy import save_file
 
-from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.tracking import relocate as relocating
 from trainkit.tracking.relocate import folder_of, relocate, strayed
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Tracker
-
-
-def begin(store: Store, experiment: str = "faces") -> Tracker:
-    folder = store.new_run("faces", 0, "a1b2c3d4")
-    given = {"experiment": experiment, "run_name": folder.name, "params": {"lr": 0.1}, "system_metrics_every": 0}
-    return Tracker.start(folder, store, **given)
 
 
 def recorded(store: Store, weights: Path, experiment: str = "faces") -> RunFolder:
-    tracker = begin(store, experiment)
+    tracker = trackers.begin(store, experiment=experiment)
     tracker.log(1, {"val/accuracy": 0.5})
     tracker.artifact_text("recipe/resolved.yaml", "lr: 0.1\n")
     tracker.model("best", weights, 1, {"val/accuracy": 0.5})
@@ -114,7 +107,7 @@ def test_a_second_time_there_is_nothing_to_do_and_no_copy_is_made(moved):
 def test_a_run_begins_in_a_moved_store_only_when_its_files_will_be_found(moved, weights):
     store, old = moved
     with pytest.raises(UserError, match="trainkit relocate") as caught:
-        begin(store)
+        trackers.begin(store)
     assert str(old) in str(caught.value) and not old.exists()
     relocate(store)
     folder = recorded(store, weights)
@@ -124,7 +117,7 @@ def test_a_run_begins_in_a_moved_store_only_when_its_files_will_be_found(moved, 
 
 def test_nothing_changes_while_a_run_goes_on(moved):
     store, _ = moved
-    tracker = begin(store, "another")
+    tracker = trackers.begin(store, experiment="another")
     before = places(store.database)
     try:
         with pytest.raises(UserError, match=f"1 run in progress: {tracker.folder.name}"):
@@ -223,12 +216,9 @@ def test_places_that_no_store_has_left_are_no_matter(moved):
 
 def test_the_command_says_where_the_store_was(moved):
     _, old = moved
-
-    def ask() -> str:
-        done = CliRunner().invoke(main.main, ["relocate"], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.output
-
-    said = ask()
+    said = click_commands.ask("relocate")
     assert f"the store was in {old}\n" in said and "runs: 1 now here\n" in said and "mlflow-before-" in said
-    assert ask() == "every artifact is where the database says\nNext: trainkit ui  # see the runs\n"
+    assert (
+        click_commands.ask("relocate")
+        == "every artifact is where the database says\nNext: trainkit ui  # see the runs\n"
+    )

@@ -140,6 +140,9 @@ def test_best_of_a_recipe_is_of_its_runs_alone(store, monkeypatch):
 def test_a_folder_of_the_store_is_its_run(store):
     run = made(store, "faces", "KILLED", 1)
     assert store.find(f"{run.path}/") == store.find(f"{run.name}/") == store.find("id1") == run
+    assert run.name.startswith("faces-s0-") and made(store, "faces", "KILLED", 1).name != run.name
+    with pytest.raises(UserError, match=rf"not in .*the nearest are .*{run.name}"):
+        store.find(run.name.replace("faces", "facse"))
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

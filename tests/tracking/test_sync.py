@@ -7,11 +7,10 @@ import re
 import shutil
 import sqlite3
 
+import click_commands
 import pytest
-from click.testing import CliRunner
+from trackers import ask, begin, crash
 
-from tests.tracking.test_tracker import crash
-from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.tracking import journal
 from trainkit.tracking import tracker as tracking
@@ -19,7 +18,6 @@ from trainkit.tracking.relocate import relocate
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import Synced, sync
-from trainkit.tracking.tracker import Tracker
 from trainkit.tracking.upload_queue import left, rounded
 
 LONG_AGO = 1_700_000_000
@@ -35,12 +33,6 @@ class Away:
 @pytest.fixture
 def here(store) -> Store:
     return Store.locate()
-
-
-def begin(here: Store) -> Tracker:
-    folder = here.new_run("faces", 0, "a1b2c3d4")
-    given = {"experiment": "faces", "run_name": folder.name, "params": {"lr": 0.1}, "system_metrics_every": 0}
-    return Tracker.start(folder, here, **given)
 
 
 def recorded(here: Store, status: str, steps: int) -> RunFolder:
@@ -70,9 +62,7 @@ def killed(here: Store) -> RunFolder:
 
 
 def rows(here: Store, run_id: str) -> list[tuple[str, int, float]]:
-    with sqlite3.connect(here.database) as connection:
-        asked = "SELECT key, step, value FROM metrics WHERE run_uuid = ? ORDER BY key, step"
-        return connection.execute(asked, (run_id,)).fetchall()
+    return ask(here, "SELECT key, step, value FROM metrics WHERE run_uuid = ? ORDER BY key, step", run_id)
 
 
 def in_journal(folder: RunFolder) -> list[tuple[str, int, float]]:
@@ -191,19 +181,14 @@ def test_while_the_server_is_away_nothing_is_lost_and_one_sentence_says_so(here,
 
 
 def test_the_command_says_what_went_and_what_could_not(here):
-    def ask(*words: str, code: int = 0) -> str:
-        done = CliRunner().invoke(main.main, ["sync", *words], catch_exceptions=False)
-        assert done.exit_code == code, done.output
-        return done.output
-
-    assert re.fullmatch(r"sqlite:.* has all of 0 runs\nNext: trainkit ui  # see the runs\n", ask())
+    assert re.fullmatch(r"sqlite:.* has all of 0 runs\nNext: trainkit ui  # see the runs\n", click_commands.ask("sync"))
     first, gone = recorded(here, "FINISHED", 1), recorded(here, "FINISHED", 1)
     gone.update(run_id="0" * 32)
-    said = ask(code=2)
+    said = click_commands.ask("sync", code=2)
     assert f"{first.name}: 2 values and 3 files, tags or models sent; FINISHED\n" in said
     assert f"not sent: run {gone.name}: MLflow run {'0' * 32} is not in" in said
-    assert ask(first.name).startswith(f"{first.name}: nothing was left to send\n")
-    assert "nearest are" in ask("nothing-of-that-name", code=2)
+    assert click_commands.ask("sync", first.name).startswith(f"{first.name}: nothing was left to send\n")
+    assert "nearest are" in click_commands.ask("sync", "nothing-of-that-name", code=2)
 
 
 def test_files_of_a_store_that_was_moved_wait_until_they_have_their_place(here, tmp_path, monkeypatch):

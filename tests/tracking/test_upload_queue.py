@@ -10,9 +10,9 @@ import sqlite3
 
 import pytest
 from click.testing import CliRunner
+from trackers import ask, begin, crash, warned
 
-from tests.tracking.test_tracker import crash
-from tests.whole_runs.test_outages import ask, begin, until, warned
+from tests.whole_runs.test_outages import until
 from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.tracking import journal, upload_queue, uploader

@@ -497,14 +497,6 @@ def test_a_gpu_is_found_by_its_uuid(fake, monkeypatch):
     assert library.begun == 1
 
 
-def test_processes_of_this_run_are_not_others(monkeypatch):
-    library = Library()
-    gpus = Gpus(library, lambda: ["aaaa"])
-    assert gpus.read(lambda: {os.getpid(), 4242})[0].others == 0
-    library.pids[1] = [os.getpid(), 4242, 4243]
-    assert gpus.read(lambda: {os.getpid()})[0].others == 2
-
-
 def test_other_ranks_are_of_this_run(fake, monkeypatch):
     fake.process(8)
     fake.process(9)
@@ -619,21 +611,6 @@ def test_where_faults_are_not_counted(fake, monkeypatch):
     load = fake.load()
     fake.at += 1.0
     assert load.read().major_faults_s is None and "major_faults_s" in load.absent
-
-
-def test_where_psutil_may_not_look(monkeypatch):
-    deny(monkeypatch)
-    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    worker.start()
-    try:
-        load = Load()
-        time.sleep(0.02)
-        reading = load.read()
-    finally:
-        worker.kill()
-        worker.join()
-    assert reading.read_mb_s is None and reading.rss_gb is None and reading.own_cores is not None
-    assert {"read_mb_s", "rss_gb"} <= load.absent.keys() and 0 < load.cores() <= os.cpu_count()
 
 
 def test_names_and_values_are_those_of_mlflow():
