@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import yaml
-from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, spawn, until_a_row
+from runs import PLUGIN, ROOT, TOY, Ran, _port, newest, until_a_row
 from torch.distributed.run import get_args_parser
 
 from trainkit.cli import train
@@ -203,31 +203,6 @@ def test_the_last_process_of_a_launch_leaves_no_folder_for_logs_and_takes_no_oth
     assert Path(kept[2]).parent.is_dir(), "of --log_dir"
 
 
-@pytest.mark.slow
-def test_launches_at_once_and_one_that_is_killed_leave_no_folders_for_logs(store, tmp_path):
-    """By Accelerate's own launcher."""
-    config, temporary = ROOT / "accelerate_configs" / "cpu_2proc.yaml", tmp_path / "tmp"
-    launched(temporary / "torchelastic_of_others")
-    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    words += [str(ROOT / "trainkit" / "run.py"), str(TOY), "--plugin", "toy", "log.every=1 steps"]
-    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": f"{PLUGIN}{os.pathsep}{ROOT}"}
-    how = {"env": environment, "stdout": subprocess.PIPE, "text": True, "start_new_session": True}
-    with (
-        subprocess.Popen([*words, "train.length=4 steps"], **how) as short,
-        subprocess.Popen([*words, "train.length=100k steps"], **how) as long,
-    ):
-        try:
-            assert any(re.match(" +1 ", line) for line in long.stdout), "both of its processes train"
-        finally:
-            os.killpg(long.pid, signal.SIGKILL)
-            long.communicate()  # its processes are told by the kernel, and stop
-        said = short.communicate()[0]
-        assert "2 processes x 1 micro-batch x 8" in said and "Finished in " in said and short.returncode == 0
-    left = [path.name for path in temporary.iterdir() if path.name.startswith("torchelastic")]
-    assert left == ["torchelastic_of_others"]
-    assert len(list(temporary.rglob("attempt_0/*"))) == 2
-
-
 def test_what_differs_between_processes_is_named_on_each():
     others = [{"recipe": "a", "torch": "1"}, {"recipe": "a", "torch": "1"}, {"recipe": "b", "torch": "2"}]
     for main in (True, False):
@@ -237,12 +212,6 @@ def test_what_differs_between_processes_is_named_on_each():
         assert no.value.told is not main
     others[2] = others[0]
     Runtime.check_equal(runtime, others[0])
-
-
-def test_processes_that_read_other_data_do_not_train(store):
-    done = spawn(2, str(TOY), "--plugin", "toy", TOY_DIFFERS="1")
-    assert done.returncode != 0 and "rank 1 differs from rank 0 in: data;" in done.stderr
-    assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr and not list((store / "runs").iterdir())
 
 
 @pytest.fixture
@@ -307,26 +276,3 @@ def test_the_job_of_the_page_is_stopped_requeued_and_goes_on(job):
     assert second.returncode == 0 and (job / "requeued").read_text() == "4711\n", text
     done = newest()
     assert done.name == cut.folder.name and done.info().status == "FINISHED" and Ran(0, done).last.step == 1000
-
-
-@pytest.mark.slow
-def test_a_signal_to_the_launcher_and_to_all_its_processes_is_one_signal(monkeypatch, store):
-    """A machine that goes away tells every process; the launcher passes SIGTERM on, and it ends all when one leaves."""
-    monkeypatch.setenv("PYTHONPATH", str(PLUGIN))
-    words = ["--config_file", str(ROOT / "accelerate_configs" / "cpu_2proc.yaml"), str(ROOT / "trainkit" / "run.py")]
-    own = [str(TOY), "--plugin", "toy", "train.length=1000000 steps", "log.every=10 steps"]
-    ignored = "trap '' USR1; exec \"$@\""
-    launcher = subprocess.Popen(
-        ["bash", "-c", ignored, "bash", sys.executable, "-m", "accelerate.commands.launch", *words, *own],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    until_a_row(launcher)
-    first = psutil.Process(launcher.pid)
-    for each in [*first.children(recursive=True), first]:
-        each.send_signal(signal.SIGTERM)
-    text = launcher.communicate()[0]
-    cut = Ran(143, newest())
-    assert cut.folder.info().status == "KILLED", text
-    assert cut.last.step >= cut.folder.info().last_step > 0

@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-import yaml
 from runs import ROOT
 
 from trainkit.config import loader
@@ -72,10 +71,3 @@ def test_every_key_and_override_is_one_that_a_recipe_takes(page):
 
 def test_a_key_that_no_recipe_has_is_found():
     assert takes("train.precision=bf16") and not takes("train.precision=bf17") and not takes("train.amp")
-
-
-def test_the_recipe_of_the_page_on_timm_loads(tmp_path):
-    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (FOLDER / "timm.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    file = tmp_path / "flowers.yaml"
-    file.write_text(text, encoding="utf-8")
-    assert loader.load(file).name == yaml.safe_load(text)["name"]

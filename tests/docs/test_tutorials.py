@@ -138,14 +138,6 @@ def test_every_page_leads_in_eight_commands_from_data_to_two_compared_runs_and_a
 
 
 @each_page
-def test_every_link_of_a_page_leads_somewhere_and_the_page_is_linked(page):
-    links = [link.split("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))]
-    assert links and not [link for link in links if "://" not in link and not (page.parent / link).exists()]
-    others = [other for other in (ROOT / "docs").rglob("*.md") if other != page] + [ROOT / "README.md"]
-    assert any(page.name in other.read_text(encoding="utf-8") for other in others)
-
-
-@each_page
 def test_a_page_makes_a_recipe_of_its_data_that_check_understands(page, tmp_path, monkeypatch, cache):
     if page.stem == "volumes":
         pytest.importorskip("nibabel")
