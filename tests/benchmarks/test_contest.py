@@ -151,32 +151,6 @@ def test_a_busy_machine_has_no_result(race):
     assert any("not valid" in line for line in made.lines({**found, "busy": 0.9}))
 
 
-def test_each_side_runs_in_a_process_of_its_own(contest, tmp_path):
-    script, kept = tmp_path / "race.py", tmp_path / "found.json"
-    script.write_text(
-        f"""import os, sys
-sys.path.insert(0, {str(BENCHMARKS)!r})
-import contest
-from contest import Contest, Sample
-contest.others = lambda: 0.1
-def side(case):
-    return Sample(float(len(case)), proof=case, more={{"pid": os.getpid()}})
-def gone(case):
-    import no_such_package
-CONTEST = Contest("Race", "us", "plain", {{"plain": side, "ours": side, "gone": gone}}, cases=("a", "bb"))
-if __name__ == "__main__":
-    sys.exit(CONTEST.main("doc"))
-"""
-    )
-    done = subprocess.run(
-        [sys.executable, str(script), "--rounds", "1", "--json", str(kept)], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(kept.read_text())
-    pids = {s["more"]["pid"] for sides in found["cases"].values() for ss in sides.values() for s in ss}
-    assert len(pids) == 4 and "gone was not measured: No module named 'no_such_package'" in done.stdout
-
-
 def test_a_ratio_of_sides_in_turns_is_of_blocks_next_to_each_other(race, contest):
     # The machine halves its pace after the first block of a side: medians over all blocks would say 2.1.
     targets = (contest.Target("small", "ours", 1.5, "difference", words="over plain"),)

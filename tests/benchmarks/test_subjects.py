@@ -43,17 +43,6 @@ def test_every_sampler_gives_eight_people_with_four_records_at_each_size(sampler
         assert target.side not in samples or target.of in ("ratio", "value", *samples[target.side].more)
 
 
-def test_dictionaries_hold_each_record_of_a_person_once(samplers):
-    person, modality = samplers.made_up(900, 20)
-    cached, popular = samplers.Cached(person, modality, 20), samplers.Popular(person, modality, 20)
-    plain: dict[int, list[int]] = {}
-    for row, who in enumerate(person.tolist()):
-        plain.setdefault(who, []).append(row)
-    assert popular.rows == plain
-    assert {who: sorted(cached.rgb[who] + cached.other[who]) for who in cached.people} == plain
-    assert all(modality[row] == 0 for rows in cached.rgb.values() for row in rows)
-
-
 def test_batches_of_other_work_are_noticed(samplers):
     person, modality = np.repeat(np.arange(10), 5), np.tile([0, 1, 2, 3, 4], 10)
     good = (np.arange(8)[:, None] * 5 + np.arange(4)).reshape(-1)
@@ -93,17 +82,3 @@ def test_prepared_patches_are_those_of_the_files(volumes):
     for wrong in ((image + 0.01, mask), (image, mask + 1)):
         with pytest.raises(ValueError, match="not the voxels"):
             volumes.compare([(*wrong, volume, start)], folder / "packed", shape)
-
-
-def test_patches_of_volumes_of_several_sizes_are_timed_in_turn(volumes):
-    found = volumes.CONTEST.sides["prepared"]("growth")
-    assert list(found.more) == ["of 48 x 32 x 32", "of 32 x 48 x 48", "of 32 x 32 x 32", "growth"]
-    assert min(found.value, *found.more.values()) > 0
-
-
-@pytest.mark.slow
-def test_monais_patches_are_those_of_the_prepared_set(volumes):
-    pytest.importorskip("monai")
-    sides = volumes.CONTEST.sides
-    for name in ("monai_cached", "monai_shared"):
-        assert sides[name]("cube").proof == [4, [16, 16, 16, "float32", "uint8"]]

@@ -9,7 +9,6 @@ import contextlib
 import os
 import random
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -161,9 +160,3 @@ def test_numbers_of_a_launcher_fit_each_other(monkeypatch):
 def test_the_codes_are_those_of_the_page():
     page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text()
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == CODES
-
-
-def test_a_traceback_would_be_seen(idle, monkeypatch):
-    monkeypatch.setattr("trainkit.cli.recipes.shipped", lambda *_: Path(1))
-    done = CliRunner().invoke(main.main, ["ls"])
-    assert done.exit_code == 1 and "Traceback" in done.output

@@ -168,13 +168,15 @@ TABLES = {
 }
 
 
-def _picture(path: Path) -> Any:
+def picture(path: Path) -> Any:
     return image_decode.decode(image_decode.read(path, str(path)), str(path))
 
 
-def _file(content: Callable[[], bytes]) -> Callable[[Path], Path]:
+def written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
+    """What writes a file of that name into a folder."""
+
     def make(folder: Path) -> Path:
-        path = folder / "a.img"
+        path = folder / name
         path.write_bytes(content())
         return path
 
@@ -183,6 +185,10 @@ def _file(content: Callable[[], bytes]) -> Callable[[Path], Path]:
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     **{name: (make, painted) for name, make in OUTLINES.items()},
-    **{name: (_file(content), _picture) for name, content in PICTURES.items() if READ or not name.startswith("HEIC")},
+    **{
+        name: (written("a.img", content), picture)
+        for name, content in PICTURES.items()
+        if READ or not name.startswith("HEIC")
+    },
     **{name: (make, imported) for name, make in TABLES.items()},
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -123,17 +122,6 @@ def test_a_soak_that_was_killed_goes_on_with_the_trials_that_did_not_pass(tmp_pa
     (row, *_, said) = soak.summary(recorded(tmp_path / "kept.jsonl"))[2:]
     assert row == "| A1 | seeds are made once | 12 | 0 | 0 to 11 |"
     assert said.startswith("12 trials in 1 tests, 0 failures")
-
-
-def test_without_a_soak_there_are_few_trials_and_single_seeds_can_be_looked_at(tests):
-    done = pytest_in(tests, "--promises", "kept.jsonl", "-p", "no:xdist", "--seeds", "4,8", "-k", "odd or other")
-    found = recorded(tests / "kept.jsonl")["test_it.py::test_odd"]
-    assert (
-        found["passed"] is None and found["promises"][0]["seeds"] == [4, 4, 8, 8] and "is not of a soak" in done.stdout
-    )
-    assert json.dumps(found)
-    done = pytest_in(tests, "-p", "no:xdist", "-k", "odd")
-    assert "1 of 3 trials failed" in done.stdout and not list(tests.glob("*.jsonl"))[1:]
 
 
 def test_the_page_has_a_place_for_the_table():
