@@ -15,7 +15,6 @@ from trainkit.tracking.store import Store
 
 SHORT = ("train.length=4 steps", "checkpoints.every=2 steps", "log.ceilings=off")
 TOYS = ("--plugin", "toy")
-WRONG = "best={metric: val/acuracy, mode: max}"
 
 
 @pytest.fixture(autouse=True)

@@ -205,7 +205,7 @@ def prepare(page: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(one.fast for one in shown(page))], ids=name)
-def test_what_a_page_shows_is_printed(page, tmp_path, monkeypatch, cache):
+def test_what_a_page_shows_is_printed_and_the_recipe_that_a_tutorial_makes_is_valid(page, tmp_path, monkeypatch, cache):
     if page.stem == "volumes":
         pytest.importorskip("nibabel")
     prepare(page, tmp_path, monkeypatch)
@@ -213,6 +213,11 @@ def test_what_a_page_shows_is_printed(page, tmp_path, monkeypatch, cache):
         if one.fast:
             printed = "".join(f"{masked(line)}\n" for line in real(one.words).splitlines())
             assert re.fullmatch(whole(one.lines), printed), f"{page.name}: $ {one.command}\n{printed}"
+    for words in commands(page) if page in TUTORIALS else ():
+        if words[1] == "check":
+            printed = real(words[1:], refused=False)
+            marked = "# <-" in Path(words[2]).read_text(encoding="utf-8")
+            assert ("# to decide: line " in printed) is marked and "not there yet" not in printed
 
 
 @pytest.mark.slow

@@ -3,15 +3,13 @@
 import ast
 import re
 
-import pytest
 from runs import ROOT
 
 PAGE = (ROOT / "docs" / "how-to" / "troubleshoot.md").read_text(encoding="utf-8").partition("## Not an error")[0]
 EXPLAINED = re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def said() -> str:
+def test_every_message_that_is_explained_is_given_somewhere():
     """Every string of the source but docstrings, those of f-strings as they are written."""
     strings = []
     for file in sorted((ROOT / "trainkit").rglob("*.py")):
@@ -22,13 +20,6 @@ def said() -> str:
                 strings.append(ast.unparse(node))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
                 strings.append(node.value)
-    return "\n".join(strings)
-
-
-@pytest.mark.parametrize("fragment", EXPLAINED)
-def test_a_message_that_is_explained_is_given_somewhere(fragment, said):
-    assert fragment in said
-
-
-def test_the_page_explains_messages():
+    said = "\n".join(strings)
     assert len(EXPLAINED) > 15 and len(set(EXPLAINED)) == len(EXPLAINED)
+    assert not [fragment for fragment in EXPLAINED if fragment not in said]

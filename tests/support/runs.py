@@ -90,8 +90,7 @@ class Ran:
 @contextmanager
 def left_alone(home: Path, database: Path, *words: str) -> Iterator[Ran]:
     """The toy recipe, run to its end in a store of its own with nothing in its way."""
-    shutil.copy(database, home / "mlflow.db")
-    with environment(TRAINKIT_STORE=home):
+    with own_store(home, database):
         yield run(*words)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -87,41 +86,6 @@ def test_a_soak_counts_trials_in_parts_and_names_the_seeds_that_fail(tests):
     text = page.read_text()
     assert text.startswith("above\n") and text.endswith("below\n") and "old" not in text
     assert "15 trials in 5 tests, 5 failures" in text and "Failed: `test_it.py::test_odd`." in text
-
-
-KILLED = """
-import os, pathlib, signal
-
-def test_long(promise):
-    for seed in promise.trials("A1", "seeds are made once", few=1, many=12):
-        with promise.trial(seed):
-            with open("made", "a") as file:
-                print(seed, file=file)
-            assert seed != 2 or pathlib.Path("mended").exists(), "two"
-            if seed == 6 and not pathlib.Path("mended").exists():
-                os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_soak_that_was_killed_goes_on_with_the_trials_that_did_not_pass(tmp_path):
-    (tmp_path / "test_it.py").write_text(KILLED)
-    (tmp_path / "conftest.py").write_text("import promise_trials\npromise_trials._KEPT_EVERY_SECONDS = 0\n")
-    soaked = ("--soak", "--promises", "kept.jsonl", "-p", "no:xdist")
-    assert pytest_in(tmp_path, *soaked).returncode == -signal.SIGKILL
-    found = recorded(tmp_path / "kept.jsonl")
-    assert list(found["test_it.py::test_long"]["promises"][0]["failed"]) == ["2"]
-    assert "Not seen to end: `test_it.py::test_long`." in soak.summary(found)
-
-    (tmp_path / "mended").touch()
-    one = pytest_in(tmp_path, "--promises", "kept.jsonl", "-p", "no:xdist", "--seeds", "11")
-    assert one.returncode == 0 and recorded(tmp_path / "kept.jsonl")["test_it.py::test_long"]["passed"] is None
-    again = pytest_in(tmp_path, *soaked)
-    assert again.returncode == 0, again.stdout
-    made = [int(line) for line in (tmp_path / "made").read_text().split()]
-    assert made == [0, 1, 2, 3, 4, 5, 6, 11, 2, 6, 7, 8, 9, 10]
-    (row, *_, said) = soak.summary(recorded(tmp_path / "kept.jsonl"))[2:]
-    assert row == "| A1 | seeds are made once | 12 | 0 | 0 to 11 |"
-    assert said.startswith("12 trials in 1 tests, 0 failures")
 
 
 def test_the_page_has_a_place_for_the_table():

@@ -145,22 +145,19 @@ def test_a_folder_of_the_store_is_its_run(store):
         store.find(run.name.replace("faces", "facse"))
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
 @pytest.mark.parametrize(
     "words",
     ["show {}", "cp {} new.yaml", "predict {} images out.csv", "evaluate {}", "export {} out",
      "compare {} other", "promote {}", "sync {}", "run --resume {}",
      "run my.yaml --plugin toy --score {}", "run my.yaml --plugin toy --resume {}"],
 )  # fmt: skip
-def test_every_verb_takes_a_run_where_something_else_has_its_name_and_says_so(
-    store, words, kind, tmp_path, monkeypatch
-):
+def test_every_verb_takes_a_run_where_something_else_has_its_name_and_says_so(store, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(PLUGIN)
     made(store, "other", "FINISHED", 1)
     run = made(store, "flowers", "KILLED" if "--resume" in words else "FINISHED", 2)
     (tmp_path / "my.yaml").write_text(TOY.read_text())
-    (tmp_path / "flowers").mkdir() if kind == "folder" else (tmp_path / "flowers").write_text("x")
+    (tmp_path / "flowers").mkdir()
     for word, taken in (("flowers", True), (run.name, False), ("./flowers", False), (f"{tmp_path}/flowers", False)):
         result = CliRunner().invoke(main.main, words.format(word).split())
         assert ("flowers is taken for the run flowers-s0" in result.output) == taken, result.output
