@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from PIL import Image
-from runs import ROOT, Ran, newest, stop_after
+from runs import ROOT, Ran, newest
 
 from trainkit.analysis.compare import compare
 from trainkit.config.run_request import RunRequest
@@ -51,17 +51,6 @@ def test_a_shipped_task_learns_from_its_data(dots):
     words = [word for word in shlex.split(line) if re.match(r"[\w.]+=", word)]
     ran = trained(dots, *words, "train.length=4 steps", "log={system_every: null}")
     assert ran.code == 0 and 0 < ran.series("val/top5")[-1] <= 1
-
-
-def test_it_is_resumed_to_the_same_bits(dots):
-    words = ("train.length=8 steps", "data.samples=64", "checkpoints={every: 3 steps}", "log={system_every: null}")
-    whole = trained(dots, *words)
-    parted = trained(dots, *words, stopping=stop_after(5))
-    assert parted.code == 143
-    parted = trained(dots, *words, resume=parted.folder.name)
-    assert parted.code == 0 and parted.repeatable == whole.repeatable
-    for name, tensor in whole.last.tensors["model"].items():
-        assert (parted.last.tensors["model"][name] == tensor).all(), name
 
 
 def test_its_kind_of_data_is_predicted(dots, tmp_path):

@@ -169,18 +169,13 @@ def test_a_file_in_a_checkpoint_is_read_only_as_it_was_written(again, tmp_path):
     assert safe_load.read_tensors(alone), "what lies in no checkpoint is nobody's to compare with"
 
 
-READERS = {"trainkit/checkpoint/storage.py", "trainkit/checkpoint/safe_load.py"}
-"""The one reads checkpoints, hashing what it parses; the other all else, and files of checkpoints after a check."""
-
-
-def test_tensors_are_read_in_two_places_alone_and_states_in_one():
-    """Whoever opens `.safetensors` or `state.json` by himself would read what nobody has verified."""
+def test_states_are_read_in_one_place_alone():
+    """Who opens `state.json` would read what nobody has verified. Tensors: tests/security/test_malicious_files.py."""
     for file in sorted((ROOT / "trainkit").rglob("*.py")):
-        name, text = str(file.relative_to(ROOT)), file.read_text()
-        found = re.findall(r"\bload_file\b|\bsafe_open\b|safetensors\.torch\.load\b", text)
-        assert not found or name in READERS, f"{name} reads tensors by {found}"
-        found = re.findall(r"read\w*\(.*\bSTATE\b.*|\bSTATE\)\.\w*(?:read|open).*|state\.json\"\)\.\w*read.*", text)
-        assert not found or name == "trainkit/checkpoint/verification.py", f"{name} reads a state by {found}"
+        found = re.findall(
+            r"read\w*\(.*\bSTATE\b.*|\bSTATE\)\.\w*(?:read|open).*|state\.json\"\)\.\w*read.*", file.read_text()
+        )
+        assert not found or file.name == "verification.py", f"{file} reads a state by {found}"
 
 
 # ------------------------------------------------------------------------------------- another machine, other parts

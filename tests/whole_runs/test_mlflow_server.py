@@ -317,41 +317,6 @@ def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkey
             complete(store, tracker, 150, [0, 50, 100])
 
 
-def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, monkeypatch, caplog):
-    """Its processes may write no file further than it is long."""
-    import psutil
-
-    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
-    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
-    for at in promise.trials("T3", "the disk of a real server full during a run", of=["full"]):
-        with promise.trial(at):
-            home = tmp_path / "server"
-            home.mkdir()
-            shutil.copy(database, home / "mlflow.db")
-            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
-            with served(home, f"sqlite:///{home}/mlflow.db") as server:
-                monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
-                store = Store.locate()
-                tracker = begin(store, experiment="full")
-                log_until(tracker, range(100), tmp_path)
-                assert tracker.flush(120)
-
-                def limit(most: int, server=server) -> None:
-                    whole = psutil.Process(server.process.pid)
-                    for process in (whole, *whole.children(recursive=True)):
-                        process.rlimit(psutil.RLIMIT_FSIZE, (most, -1))
-
-                limit((home / "mlflow.db").stat().st_size)
-                log_until(tracker, range(100, 3000), tmp_path)
-                while not warned(caplog):
-                    time.sleep(0.1)
-                assert not tracker.flush(1) and "Traceback" not in caplog.text
-                limit(-1)
-                assert tracker.flush(300)
-                tracker.finish("FINISHED")
-                complete(store, tracker, 3000, [0, 100])
-
-
 def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
