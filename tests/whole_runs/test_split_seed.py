@@ -15,7 +15,7 @@ from trainkit.config import diff, loader, stored_recipes
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Promote, Recipe
 from trainkit.errors import UserError
-from trainkit.experiments import recipe_check, seeds, sweep
+from trainkit.experiments import recipe_check, repeats, sweep
 from trainkit.experiments.launch import children_of
 from trainkit.export import export
 from trainkit.inference import evaluate_run, predictor, trained_model
@@ -233,4 +233,4 @@ def test_sweeps_and_repeats_over_splits_are_refused(mine):
     children = children_of(RunRequest(mine, ("data.split_seed=4",), seeds=3))
     assert [(child.recipe.seed, child.recipe.data.split_seed) for child in children] == [(0, 4), (1, 4), (2, 4)]
     with pytest.raises(UserError, match="not comparable: val is other data for each seed"):
-        seeds._refuse_other_data([{"val": "a", "test": "c"}, {"val": "b", "test": "c"}])
+        repeats._refuse_other_data([{"val": "a", "test": "c"}, {"val": "b", "test": "c"}])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,15 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from trainkit import terminal
 from trainkit.config import diff, loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, listing, visible
 from trainkit.files import write_aside
-from trainkit.terminal import aligned, chosen, numbers
+from trainkit.terminal import numbers
 from trainkit.tracking import journal, lineage, run_names
 from trainkit.tracking.resume import differing
 from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
@@ -67,12 +64,6 @@ def child_of(request: RunRequest, title: str, words: Sequence[str], said: str = 
     return Child(title, own, load(own), said)
 
 
-def group_digest(children: Sequence[Child], *more: str) -> str:
-    """Return the SHA-256, in hexadecimal, of the children's recipes and of all else that identifies a group."""
-    words = [*(loader.digest(child.recipe) for child in children), *more]
-    return hashlib.sha256("\n".join(words).encode()).hexdigest()
-
-
 Digests = dict[str, tuple[str, dict[str, str]]]
 """Data and seed to the digest of the training set, and those of the evaluations by name."""
 
@@ -93,22 +84,39 @@ def child_key(child: Child, digests: Digests) -> str:
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Name, size and identity of a group of runs."""
+    """Several runs that belong together: what they are, and what they are called."""
 
     request: RunRequest
-    recipe: Recipe
-    """That of the first child; what all have in common are the parameters of the parent."""
+    children: Sequence[Child]
+    """The runs; one example where their settings are proposed one after another."""
     word: str
     """`folds`: the parent is RECIPE-folds-..., and its tag `trainkit.folds` says how many there are."""
     kind: str
     """`cross-validation`: what the whole is called."""
-    size: int
     unit: str
     """What there are so many of: `folds`."""
     differ: Sequence[str]
     """Keys of the recipe that children may have of their own; blocks too."""
-    digest: str
-    """What --resume finds it by."""
+    proposed: int = 0
+    """How many runs there will be where their settings are proposed."""
+    identity: Sequence[str] = ()
+    """What identifies the group beside the recipes of its children."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """That of the first child; what all have in common are the parameters of the parent."""
+        return self.children[0].recipe
+
+    @property
+    def size(self) -> int:
+        """How many runs it has in the end."""
+        return self.proposed or len(self.children)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256, in hexadecimal, of the children's recipes and all else by which --resume finds the group."""
+        words = [*(loader.digest(child.recipe) for child in self.children), *self.identity]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
 
 @dataclass
@@ -227,7 +235,7 @@ class Parent:
 @contextmanager
 def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) -> Iterator[Parent]:
     """Start or continue the parent run of a group; it ends with the status of the body of the `with` block."""
-    request, recipe = group.request, group.recipe
+    request, recipe, digest = group.request, group.recipe, group.digest
     # Its own name and hash: `--resume` of a single child never finds it, and it never finds a single child.
     name = f"{recipe.name}-{group.word}"
     tracker: Tracker | Silent = Silent()
@@ -235,8 +243,8 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
 
     def start() -> str:
         nonlocal tracker, resuming
-        folder, resuming = begin(request, store, name, recipe.seed, group.digest, loader.dump(recipe), False)
-        if folder.info().recipe_hash != group.digest:
+        folder, resuming = begin(request, store, name, recipe.seed, digest, loader.dump(recipe), False)
+        if folder.info().recipe_hash != digest:
             folder.release()
             found = f"is not a {group.kind} of {request.path} with these settings"
             remedy = "leave its name out, or leave out --resume to start a new one"
@@ -311,95 +319,3 @@ def track_request(tracker: Tracker, request: RunRequest) -> None:
     if request.settings is None:  # else it is there, and the file may have been edited since
         tracker.artifact_text("recipe/original.yaml", request.path.read_text(encoding="utf-8"))
     tracker.artifact_text("recipe/overrides.txt", "".join(f"{word}\n" for word in request.overrides))
-
-
-# ---- The scores of children ------------------------------------------------------------------------------------------
-
-
-def final_scores(runs: Sequence[RunFolder]) -> tuple[dict[str, list[float]], int]:
-    """Return final scores by name, a value for each run, NaN where it has none; and the last step."""
-    histories = [journal.read(run.journal).metrics for run in runs]
-    last = [
-        {name: points[-1] for name, points in metrics.items() if name.startswith("final/")} for metrics in histories
-    ]
-    names = dict.fromkeys(name for points in last for name in points)
-    values = {
-        name.removeprefix("final/"): [points[name].value if name in points else math.nan for points in last]
-        for name in names
-    }
-    return values, max((point.step for points in last for point in points.values()), default=0)
-
-
-def following(parent: str, recipe: Recipe, runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
-    """Return commands that may follow the training of a group of runs, each with its purpose."""
-    found = [(f"trainkit compare OTHER_RUN {parent}", "means and intervals against another run or parent run")]
-    best = _best_of(recipe, runs)
-    return [*found, (f"trainkit promote {best}", "register the child run with the best score")] if best else found
-
-
-def _best_of(recipe: Recipe, runs: Sequence[RunFolder]) -> str:
-    """Return the name of the run with the best score; empty where none is known."""
-    if (rule := recipe.best) is None:
-        return ""
-    points = [journal.read(run.journal).metrics.get(f"best/{rule.metric}") for run in runs]
-    scores = {run.name: own[-1].value for run, own in zip(runs, points, strict=True) if own}
-    return (min if rule.lower else max)(scores, key=lambda name: scores[name], default="")
-
-
-def known(values: Sequence[float]) -> list[float]:
-    """Return the finite values."""
-    return [value for value in values if math.isfinite(value)]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean of the finite values; NaN if there are none."""
-    found = known(values)
-    return float(np.mean(found)) if found else math.nan
-
-
-def std(values: Sequence[float]) -> float:
-    """Return the standard deviation (n - 1) of the finite values; NaN for fewer than two."""
-    found = known(values)
-    return float(np.std(found, ddof=1)) if len(found) > 1 else math.nan
-
-
-def summary_names(recipe: Recipe, values: Mapping[str, Sequence[float]]) -> list[str]:
-    """Return the scores that a summary lists, those of the evaluation that selects the best first.
-
-    The interval ends of single runs are left out, because beside other runs they say nothing.
-    """
-    lead = recipe.best.metric.partition("/")[0] if recipe.best else ""
-    names = [name for name in values if not name.endswith(("_low", "_high"))]
-    return sorted(names, key=lambda name: not name.startswith(f"{lead}/"))
-
-
-def summary_metrics(names: Sequence[str], values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return means as `final/NAME` and standard deviations as `std/NAME`, these not for speeds and times."""
-    found: dict[str, float] = {}
-    for name in names:
-        found[f"final/{name}"] = mean(values[name])
-        if not name.startswith(("speed/", "time/")):
-            found[f"std/{name}"] = std(values[name])
-    return found
-
-
-def score_table(
-    evaluation: str,
-    values: Mapping[str, Sequence[float]],
-    heads: Sequence[str],
-    interval: Callable[[str], Sequence[float]],
-) -> list[str]:
-    """Return a table of the scores of an evaluation in lines: each run, mean, standard deviation and `interval`.
-
-    `interval` returns numbers for a score, of which the last two are interval ends, or nothing.
-    """
-    shown, left_out = chosen(list(values), evaluation)
-    table = [[evaluation, *heads]]
-    for name in shown:
-        ends = interval(name)
-        mean_word, std_word, *words = numbers([mean(values[name]), std(values[name]), *ends])
-        if words:
-            words[-2:] = ["-" if math.isnan(ends[-2]) else f"{words[-2]} to {words[-1]}"]
-        table.append([name.removeprefix(f"{evaluation}/"), *numbers(values[name]), mean_word, std_word, *words])
-    lines = aligned(table) if shown else []
-    return [*lines, f"and {left_out} more in MLflow"] if left_out else lines

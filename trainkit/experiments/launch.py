@@ -21,7 +21,7 @@ from trainkit.distributed import rank_failures
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
 from trainkit.errors import UserError, visible
-from trainkit.experiments import cross_validation, post_mortem, seeds, sweep, validation
+from trainkit.experiments import post_mortem, repeats, sweep, validation
 from trainkit.experiments.group import Child, Watch, start_tracker, track_request
 from trainkit.files import write_aside
 from trainkit.paths import recipe_word
@@ -132,10 +132,8 @@ def _only_training() -> Iterator[None]:
 
 def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Callable[..., str]] | None:
     """Return the functions that list and run the children of a request; None for a single run."""
-    if request.folds:
-        return cross_validation.divide, cross_validation.validate
-    if request.seeds is not None:
-        return seeds.repeated, seeds.repeat
+    if request.folds or request.seeds is not None:
+        return repeats.children_of, repeats.repeat
     return (sweep.settings, sweep.sweep) if request.sweep is not None else None
 
 

@@ -137,13 +137,12 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
     with_study = how.tpe is not None or how.pruner is not None
     study = optuna_search.Study(axes, how, _best(recipe).better) if with_study and runtime.main else None
     said = [word for word in request.overrides if word not in fixed]
-    keys, size = [axis.key for axis in axes], how.tpe or len(children)
-    digest = group.group_digest(children, *said, repr(how))
-    whole = RunGroup(request, recipe, "sweep", "sweep", size, "settings", keys, digest)
+    keys = [axis.key for axis in axes]
+    whole = RunGroup(request, children, "sweep", "sweep", "settings", keys, how.tpe or 0, (*said, repr(how)))
     trials: list[Trial] = []
     with group.parent_run(whole, runtime, store, train) as parent:
         parent.tracker.tags({"trainkit.axes": shlex.join(said)})
-        for number in range(size):
+        for number in range(whole.size):
             setting = runtime.on_main(lambda number=number: study.begin(number) if study else {}) if with_study else {}
             try:
                 one = children[number] if how.tpe is None else _child(request, fixed, number, setting)
@@ -162,7 +161,9 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
             trials.append(trial)
             _log(trials, recipe, parent.tracker)
         if not any(trial.state == "finished" for trial in trials):
-            raise UserError("sweep", f"none of the {size} settings finished", remedy=f"the first: {trials[0].why}")
+            raise UserError(
+                "sweep", f"none of the {whole.size} settings finished", remedy=f"the first: {trials[0].why}"
+            )
         runtime.on_main(lambda: _conclude(request, fixed, axes, trials, parent))
     return "FINISHED"
 
