@@ -115,7 +115,7 @@ def test_a_training_here_has_the_bits_of_the_command(runs, home, pictures):
 
 def test_runs_are_compared_as_data_frames(runs, tmp_path):
     found = trainkit.compare(runs[0], runs[1].name)
-    command("compare", runs[0].name, runs[1].name, "--json", tmp_path / "found.json", "--no-log")
+    command("compare", runs[0].name, runs[1].name, "--json", tmp_path / "found.json")
     said = json.loads((tmp_path / "found.json").read_text())
     assert list(found.changes.itertuples(index=False, name=None)) == [(runs[1].name, "optim.lr", 0.001, 0.003)]
     assert len(found.scores) == len(said["compared"][0]["scores"]) > 10

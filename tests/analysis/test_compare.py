@@ -15,7 +15,7 @@ from scipy import stats
 
 from trainkit import rng
 from trainkit.analysis import compare as comparing
-from trainkit.analysis import compare_report, compare_words, saved_rows
+from trainkit.analysis import compare_report, saved_rows
 from trainkit.analysis.compare import Score, compare
 from trainkit.cli import main
 from trainkit.errors import UserError
@@ -174,8 +174,8 @@ def test_a_run_beside_itself_again_is_not_decided(trained):
     found = compare(store, [runs["plain"], runs["plain1"]])
     assert [change.key for change in found.changes] == ["seed"]
     one = comparing.replace(found.primary, verdict="better", seeds=None)
-    assert "another seed, or training again" in compare_words.sentence(one, "A", "B", 0.95, True)
-    assert "trainkit repeat" in compare_words.sentence(one, "A", "B", 0.95, False)
+    assert "another seed, or training again" in compare_report.sentence(one, "A", "B", 0.95, True)
+    assert "trainkit repeat" in compare_report.sentence(one, "A", "B", 0.95, False)
     same = compare(store, [runs["plain"], runs["plain"]])
     assert (same.primary.low, same.primary.high, same.primary.verdict) == (0.0, 0.0, "not decided")
 
@@ -220,7 +220,7 @@ def test_rows_that_do_not_give_the_score_are_not_trusted(trained, monkeypatch):
     assert found.primary.low is None and found.primary.verdict == "not decided"
     assert "do not reproduce this metric" in found.primary.why
     fine = comparing.replace(found.primary, metric="other", why="")
-    assert compare_words.whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
+    assert compare_report.whys([found.primary, fine]) == [f"accuracy: {found.primary.why}"]
 
 
 def test_several_runs_are_compared_with_the_first_at_a_stricter_level(trained):
@@ -352,7 +352,7 @@ def test_words_that_do_not_name_two_runs_give_one_message(trained, monkeypatch, 
 
 def test_the_terminal_says_what_changed_what_it_did_and_what_it_cost(trained, monkeypatch):
     store, runs = trained
-    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, "--no-log")
+    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name)
     lines = [line.split() for line in said.splitlines()]
     assert ["A", runs["plain"].name] == lines[1][:2] and ["optim.lr", "0.05", "->", "0.0001"] in lines
     ends = [last(runs[name])["best/val/accuracy"] for name in ("plain", "slow")]
@@ -381,7 +381,7 @@ def test_step_times_are_medians_over_steps_not_over_windows():
 def test_the_image_and_the_values_are_written(trained, tmp_path, monkeypatch):
     store, runs = trained
     files = [f"--{ending}={tmp_path / f'out.{ending}'}" for ending in ("png", "json")]
-    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, "--no-log", *files)
+    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, *files)
     assert said.count("written") == 2
     assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     values = json.loads((tmp_path / "out.json").read_text())
@@ -398,11 +398,11 @@ def test_what_ended_at_its_best_is_shown_once(trained):
     pair = compare(store, [runs["plain"], runs["slow"]]).pairs[0]
     best, plain = ([s for s in pair.scores if s.evaluation == name] for name in ("best/val", "val"))
     same = [comparing.replace(score, values=best[0].values) for score in plain]
-    assert [name for name, _ in compare_words.by_evaluation([*same, *best])] == ["best/val"]
-    assert compare_words.at_their_best([*same, *best]) == ["val: the final evaluation is the best one in both"]
+    assert [name for name, _ in compare_report.by_evaluation([*same, *best])] == ["best/val"]
+    assert compare_report.at_their_best([*same, *best]) == ["val: the final evaluation is the best one in both"]
     other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
-    assert [name for name, _ in compare_words.by_evaluation([*other, *best])] == ["best/val", "val"]
-    assert compare_words.at_their_best([*other, *best]) == []
+    assert [name for name, _ in compare_report.by_evaluation([*other, *best])] == ["best/val", "val"]
+    assert compare_report.at_their_best([*other, *best]) == []
 
 
 def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):
@@ -410,7 +410,7 @@ def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(tr
     found = compare(store, [runs["plain"], runs["slow"]])
     axes = compare_report.figure(found).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    drawn = [s for _, own in compare_words.by_evaluation(found.scores) for s in own if s.low is not None]
+    drawn = [s for _, own in compare_report.by_evaluation(found.scores) for s in own if s.low is not None]
     assert names[0] == "best/val/accuracy" and sorted(names) == sorted(score.name for score in drawn)
     dots = [line for line in axes.lines if line.get_marker() == "o"]
     assert dots[0].get_xdata()[0] < 0, "worse"
@@ -443,21 +443,6 @@ def test_intervals_of_one_scale_are_drawn_as_one():
     assert bars == [(-0.04, 0.08), (0.01, 0.04)], "as they are, on an axis with numbers"
     (better,) = [tuple(line.get_xdata()) for line in drawn.axes[2].lines if line.get_marker() == "o"]
     assert better == (0.2,) and all(sum(axes.get_xlim()) == pytest.approx(0) for axes in drawn.axes)
-
-
-def test_a_comparison_is_kept_in_mlflow_beside_the_first_run(trained, monkeypatch, tmp_path):
-    store, runs = trained
-    before = len(store.runs())
-    ask(store, monkeypatch, runs["plain"].name, runs["slow"].name)
-    client = store.client()
-    experiment = client.get_experiment_by_name("toy").experiment_id
-    (kept,) = client.search_runs([experiment], "attributes.run_name = 'comparison'")
-    assert kept.data.tags[compare_report.COMPARED] == f"{runs['plain'].name}, {runs['slow'].name}"
-    assert kept.info.status == "FINISHED" and kept.data.metrics == {}
-    assert "significantly worse" in kept.data.tags["mlflow.note.content"]
-    files = {entry.path for entry in client.list_artifacts(kept.info.run_id)}
-    assert files == {f"comparison.{ending}" for ending in ("txt", "png", "json")}
-    assert len(store.runs()) == before and store.find("last") in store.runs(), "it is no run that could be continued"
 
 
 def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, monkeypatch, tmp_path):

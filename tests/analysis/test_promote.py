@@ -19,7 +19,7 @@ from mlflow.tracking import MlflowClient
 from runs import PLUGIN, ROOT, TOY, own_store, run
 
 from trainkit.analysis import promote
-from trainkit.analysis.compare_words import VERDICTS
+from trainkit.analysis.compare_report import VERDICTS
 from trainkit.analysis.promote import Check
 from trainkit.cli import main
 from trainkit.config import loader

@@ -44,7 +44,6 @@ def asked(monkeypatch, tmp_path, store):
     monkeypatch.setattr(compare, "resolve", lambda *words: [])
     monkeypatch.setattr(compare, "compare", lambda *words: None)
     monkeypatch.setattr(compare_report, "text", lambda found: "")
-    monkeypatch.setattr(compare_report, "log", lambda *words: None)
     monkeypatch.setattr(promote, "asked", lambda *words: None)
     decision = SimpleNamespace(lines=lambda: ["promoted"], refused=False, model="net", alias="champion")
     monkeypatch.setattr(promote, "promote", lambda *words: decision)

@@ -62,7 +62,7 @@ BUDGETS: dict[str, int] = {
     "docs/project/results/segmentation.md": 1,  # the name of a run
     "trainkit/data/synthetic/derived_modalities.py": 1,  # a caption, part of the data
     "trainkit/analysis/compare.py": 1,  # a value of the JSON report, as in the next two
-    "trainkit/analysis/compare_words.py": 3,
+    "trainkit/analysis/compare_report.py": 3,
     "trainkit/metrics/significance.py": 2,
 }
 

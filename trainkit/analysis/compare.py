@@ -19,7 +19,7 @@ from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
 from trainkit.config import diff, metric_rules, metric_table, stored_recipes
 from trainkit.config.diff import Change
-from trainkit.environment.record import versions
+from trainkit.environment.record import described, versions
 from trainkit.errors import UserError, few
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.bootstrap import Kind
@@ -34,12 +34,6 @@ from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import send_rest
 from trainkit.tracking.upload_queue import waits
 
-_PLACE = {
-    "mlflow.source.git.commit": "git commit",
-    "mlflow.source.git.dirty": "git dirty",
-    **{f"trainkit.{name}": name for name in ("host", "cpu", "cores", "gpus")},
-    "trainkit.world_size": "processes",
-}
 _DIGITS = 12
 """Digits shown of commits and digests."""
 _SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
@@ -479,12 +473,8 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
     """List the differences outside the recipe: versions, hardware, source, training data."""
     places = []
     for side in (first, second):
-        place: dict[str, Any] = {
-            label: side.run_tags[0][tag] for tag, label in _PLACE.items() if tag in side.run_tags[0]
-        }
+        place = described(side.run_tags[0])
         place |= {name: version for name, version in versions(side.run_tags[0]).items() if name != "mlflow"}
-        if "git commit" in place:
-            place["git commit"] = place["git commit"][:_DIGITS]
         digests = sorted({run.info().data_digest or "" for run in side.folds or side.runs} - {""})
         places.append(place | {"training data": ", ".join(digest[:_DIGITS] for digest in digests)})
     return diff.diff(*places)

@@ -1,48 +1,22 @@
-"""A comparison of runs as text, as an image, as plain values, and as an MLflow run."""
+"""A comparison of runs as text, as an image, and as plain values."""
 
 from __future__ import annotations
 
 import json
 import math
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.analysis.compare import Comparison, Pair, Score
-from trainkit.analysis.compare_words import (
-    about,
-    at_their_best,
-    by_evaluation,
-    by_scale,
-    ends,
-    farthest,
-    gap,
-    headline,
-    letters,
-    method,
-    percent,
-    reach,
-    span,
-    speeds,
-    value,
-    verdict,
-    verdicts,
-    whys,
-)
-from trainkit.config import diff
-from trainkit.environment.record import origin
-from trainkit.errors import UserError
-from trainkit.redact import without_secrets
+from trainkit.analysis.compare import Comparison, Pair, Score, Side
+from trainkit.config import diff, metric_table, yaml_reader
+from trainkit.errors import few
 from trainkit.terminal import aligned, numbers, split
-from trainkit.tracking import markdown
-from trainkit.tracking.store import Store
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COMPARED = "trainkit.compared"
-"""Tag of the MLflow run that holds a comparison: the names of the runs compared."""
+VERDICTS = {"better": "significantly better", "worse": "significantly worse", "not decided": "inconclusive"}
 _SHOWN = 8
 """Metrics of an evaluation in the terminal, without those of classes; the values have all."""
 _DRAWN = 24
@@ -87,12 +61,11 @@ def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, le
 
 
 def write(found: Comparison, file: Path) -> None:
-    """Write a comparison in the format of a file's ending: png, json, or else text."""
+    """Write a comparison in the format of a file's ending: png, or else json."""
     if file.suffix == ".png":
         figure(found).savefig(file, dpi=120, bbox_inches="tight", format="png")
         return
-    content = json.dumps(values(found), indent=1) if file.suffix == ".json" else text(found).lstrip("\n")
-    file.write_text(content + "\n", encoding="utf-8")
+    file.write_text(json.dumps(values(found), indent=1) + "\n", encoding="utf-8")
 
 
 def values(found: Comparison) -> dict[str, Any]:
@@ -119,30 +92,6 @@ def _pair_values(pair: Pair) -> dict[str, Any]:
         "same_data": pair.same_data,
         "scores": scores,
     }
-
-
-def log(store: Store, found: Comparison) -> str:
-    """Log a comparison as an MLflow run `comparison` in the experiment of the first run; returns its id.
-
-    Its artifacts are the text, the image and the values. It has no folder and no metrics, so that no table
-    of runs ranks it. Raises UserError where the store does not accept it.
-    """
-    client, info = store.client(), found.sides[0].folder.info()
-    names = ", ".join(side.name for side in found.sides)
-    note = "  \n".join(map(markdown.plain, verdicts(found)))
-    tags = {**origin(), COMPARED: names, "mlflow.note.content": note}
-    tags = {key: without_secrets(value)[:8000] for key, value in tags.items()}
-    with tempfile.TemporaryDirectory() as aside, store.asking():
-        for ending in ("txt", "png", "json"):
-            write(found, Path(aside) / f"comparison.{ending}")
-        experiment = client.get_experiment_by_name(info.experiment or "")
-        if experiment is None:
-            where = f"run {found.sides[0].name}"
-            raise UserError(where, f"its experiment is not in {store.shown}", remedy="--no-log")
-        run_id = client.create_run(experiment.experiment_id, run_name="comparison", tags=tags).info.run_id
-        client.log_artifacts(run_id, aside)
-        client.set_terminated(run_id)
-    return run_id
 
 
 # ---- The image -----------------------------------------------------------------------------------------------------
@@ -211,3 +160,200 @@ def _title(score: Score | None, first: str, letter: str, found: Comparison) -> s
         return f"{letter} and {first} are not comparable on {score.name}"
     interval = f"({percent(found.level)} CI {span(score)})".replace(" ", "\N{NO-BREAK SPACE}")
     return f"{headline(score, first, letter)} {interval if score.draws else ''}".rstrip()
+
+
+# ---- Words and numbers ----------------------------------------------------------------------------------------------
+
+
+def letters(many: int) -> list[str]:
+    """Return the letters of sides in tables: A, B, ..., Z, A1, ..."""
+    return [chr(65 + k % 26) + (str(k // 26) if k >= 26 else "") for k in range(many)]
+
+
+def verdicts(found: Comparison) -> list[str]:
+    """Return a sentence for each side but the first, and the closing diagnosis of each run."""
+    called, lines = letters(len(found.sides)), []
+    for letter, pair in zip(called[1:], found.pairs, strict=True):
+        score = next((score for score in pair.scores if score.primary), None)
+        alone = {change.key for change in pair.changes} <= {"seed"}
+        lines.append(f"verdict  {sentence(score, called[0], letter, found.level, alone)}")
+    return [*lines, *(f"{kind:8} {letter}: {said}" for kind, letter, said in diagnoses(found))]
+
+
+def diagnoses(found: Comparison) -> Iterator[tuple[str, str, str]]:
+    """Yield the kind (`speed`, `baseline`), letter and sentence of the closing diagnosis of each side that has one."""
+    for letter, side in zip(letters(len(found.sides)), found.sides, strict=True):
+        if word := side.tags.get("trainkit.verdict"):
+            baseline = word.startswith("baseline: ")
+            yield "baseline" if baseline else "speed", letter, word.removeprefix("baseline: ")
+
+
+def sentence(score: Score | None, first: str, letter: str, level: float, alone: bool) -> str:
+    """State the verdict on a side by the primary metric, its interval, and what the interval leaves out.
+
+    `alone`: the recipes differ in their seed at most.
+    """
+    said = f"{headline(score, first, letter)}{evidence(score, level)}"
+    more = caveat(score, alone)
+    return f"{said}. {more}" if more else said
+
+
+def headline(score: Score | None, first: str, letter: str) -> str:
+    """State the verdict on a side by the primary metric, with the difference."""
+    if score is None:
+        return f"{letter} and {first} share no primary metric; name one in the recipe: `best: {{metric: ...}}`"
+    if score.verdict == "not comparable":
+        return f"{letter} and {first} are not comparable on {score.name}: {score.why}"
+    if score.verdict == "not decided":
+        return f"{letter} vs. {first} is inconclusive on {score.name}: {gap(score)}"
+    return f"{letter} is {VERDICTS[score.verdict]} than {first} on {score.name}: {gap(score)}"
+
+
+def evidence(score: Score | None, level: float) -> str:
+    """Return the intervals behind a verdict, in brackets; empty where there are none."""
+    if score is None or score.verdict == "not comparable":
+        return ""
+    parts = [f"{percent(level)} CI {span(score)}; {method(score)}"] * bool(score.draws)
+    if score.seeds is not None:
+        parts.append(f"{percent(level)} CI over repeats {ends(score.seeds.low, score.seeds.high, score.values)}")
+    if score.verdict == "not decided" and score.why:
+        parts.append(score.why)
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def method(score: Score) -> str:
+    """Name the bootstrap, its resamples and its units."""
+    return f"paired bootstrap, n = {score.draws:,} over {score.units}"
+
+
+def caveat(score: Score | None, alone: bool) -> str:
+    """State that an interval over samples does not cover other seeds; empty where it does, or nothing is decided."""
+    if score is None or score.verdict not in ("better", "worse") or score.seeds is not None:
+        return ""
+    if alone:
+        return "The recipes are the same: another seed, or training again, can change the metric as much"
+    return "Variation between seeds is not included; measure it with: trainkit repeat RECIPE --seeds 5"
+
+
+def about(side: Side) -> str:
+    """Return a side's name, status, last step, and its repeats or folds."""
+    several = f", {len(side.runs)} repeats" if len(side.runs) > 1 else f", {len(side.folds)} folds" * bool(side.folds)
+    info = side.folder.info()
+    return f"{side.name}  {info.status.lower()}, step {info.last_step}{several}"
+
+
+def value(given: Any) -> str:
+    """Return a value of a recipe, or of the environment, as a word."""
+    if isinstance(given, diff.Absent):
+        return "(none)"
+    return yaml_reader.cut(given if isinstance(given, str) else yaml_reader.flow(given))
+
+
+def by_evaluation(scores: Sequence[Score]) -> Iterator[tuple[str, list[Score]]]:
+    """Yield the scores of each evaluation, the primary one first; none twice where final and best are the same."""
+    names = dict.fromkeys(score.evaluation for score in scores)
+    first = {score.evaluation for score in scores if score.primary}
+    again = _again(scores)
+    for name in sorted(names, key=lambda name: name not in first):
+        if name not in again:
+            yield name, [score for score in scores if score.evaluation == name]
+
+
+def _again(scores: Sequence[Score]) -> list[str]:
+    """List evaluations whose final scores are the best ones, on both sides."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for score in scores:
+        found.setdefault(score.evaluation, {})[score.metric] = score.values
+    return [name for name, own in found.items() if own == found.get(f"best/{name}")]
+
+
+def at_their_best(scores: Sequence[Score]) -> list[str]:
+    """Return a line for each evaluation that is left out for that."""
+    return [f"{name}: the final evaluation is the best one in both" for name in _again(scores)]
+
+
+def whys(scores: Sequence[Score]) -> list[str]:
+    """List the reasons why scores have no verdict, with the scores where it is not all."""
+    found: dict[str, list[str]] = {}
+    for score in scores:
+        if score.why:
+            found.setdefault(score.why, []).append(score.metric)
+    return [why if len(names) == len(scores) else f"{few(names)}: {why}" for why, names in found.items()]
+
+
+def verdict(score: Score) -> str:
+    """Return the verdict on a score in words."""
+    return VERDICTS.get(score.verdict, score.verdict)
+
+
+def _signed(number: float, values: Sequence[float], sign: str = "+") -> str:
+    """Format a difference with as many digits as `terminal.numbers` gives such values."""
+    largest = max((abs(one) for one in values if math.isfinite(one)), default=0.0)
+    return f"{number:{sign}.{4 if largest < 10 else 2 if largest < 1000 else 0}f}"
+
+
+def gap(score: Score) -> str:
+    """Return the difference with its sign."""
+    return "-" if score.difference is None else _signed(score.difference, score.values)
+
+
+def ends(low: float, high: float, values: Sequence[float]) -> str:
+    """Return the ends of an interval."""
+    return f"{_signed(low, values, '-')} to {_signed(high, values, '-')}"
+
+
+def span(score: Score) -> str:
+    """Return the interval of the difference."""
+    return "-" if score.low is None or score.high is None else ends(score.low, score.high, score.values)
+
+
+def percent(level: float) -> str:
+    """Return the level of an interval: `95 %`."""
+    return f"{100 * level:.3g} %"
+
+
+def reach(score: Score) -> tuple[float, float, float] | None:
+    """Return low end, difference and high end, turned so that better is positive; None without an interval."""
+    if score.low is None or score.high is None or score.difference is None:
+        return None
+    if score.lower_is_better:
+        return -score.high, -score.difference, -score.low
+    return score.low, score.difference, score.high
+
+
+def by_scale(scores: Sequence[Score]) -> dict[str, list[Score]]:
+    """Group scores that have an interval by the scale that they share: fractions, millimetres."""
+    found: dict[str, list[Score]] = {}
+    for score in scores:
+        if reach(score):
+            found.setdefault(metric_table.scale(score.metric), []).append(score)
+    return found
+
+
+def farthest(scores: Sequence[Score]) -> float:
+    """Return how far from 0 the intervals of scores reach."""
+    return max((abs(end) for score in scores for end in reach(score) or ()), default=0.0)
+
+
+def speeds(found: Comparison) -> list[list[str]]:
+    """Return rates, times and costs of all sides as rows of a table; of two sides with the ratio, but for shares.
+
+    Shares below half a percent everywhere are left out.
+    """
+    called = letters(len(found.sides))
+    two = len(called) == 2
+    rows = [["speed and cost", *called, *["B / A"] * two]]
+    for speed in found.speed:
+        share = speed.name.endswith("_share")
+        if share and all(one is None or one < 0.005 for one in speed.values):
+            continue
+        if share:
+            words = ["-" if one is None else f"{100 * one:.0f} %" for one in speed.values]
+        else:
+            words = numbers([math.nan if one is None else one for one in speed.values])
+        rows.append([speed.name, *words, *[_ratio(*speed.values[:2]) if not share else ""] * two])
+    return rows
+
+
+def _ratio(before: float | None, after: float | None) -> str:
+    return f"{after / before:.2f}" if before and after is not None else "-"

@@ -334,7 +334,7 @@ def _against(
 ) -> tuple[list[Check], dict[str, Any]]:
     """Check a run against the one that has the alias; return the checks and their numbers."""
     from trainkit.analysis.compare import compare
-    from trainkit.analysis.compare_words import method, percent, verdict
+    from trainkit.analysis.compare_report import method, percent, verdict
 
     theirs = (diff.read(holder.recipe).get("best") or {}).get("metric") or ""
     if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):

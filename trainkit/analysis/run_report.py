@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.analysis import run_scores
 from trainkit.analysis.run_scores import duration
+from trainkit.environment import record
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.terminal import numbers
@@ -70,7 +71,7 @@ def of(run: RunLogger, outcome: Outcome, beside: Comparison | None, digests: Map
     final = history.metrics.get(metric, [])
     scored = beside.scored if beside is not None else []
     first = scored[0].metrics.get(metric.rpartition("/")[2]) if scored else None
-    info, tags = folder.info(), _tags(run)
+    info = folder.info()
     sets = {tag: digest[:_DIGITS] for tag, digest in digests.items() if tag.startswith(lineage.DATA)}
     named = {tag.removeprefix(lineage.DATA).removeprefix(".") or "train": digest for tag, digest in sets.items()}
     return Report(
@@ -90,7 +91,11 @@ def of(run: RunLogger, outcome: Outcome, beside: Comparison | None, digests: Map
         {name: _scores(run_scores.networks(history, name, metric, beside)) for name in run.recipe.evaluations},
         outcome.verdict.splitlines(),
         beside.warning if beside is not None else "",
-        {"Time of training": run_scores.time_shares(outcome.speed), "Data (digests)": named, "Environment": tags},
+        {
+            "Time of training": run_scores.time_shares(outcome.speed),
+            "Data (digests)": named,
+            "Environment": _environment(run),
+        },
     )
 
 
@@ -147,26 +152,14 @@ def _scores(networks: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
     return [["", *networks], *rows] if rows else []
 
 
-def _tags(run: RunLogger) -> dict[str, str]:
+def _environment(run: RunLogger) -> dict[str, str]:
     """Return versions, hardware and state of the source of a run, by readable names."""
     try:
         creation = mlflow_run.read(run.require_folder())
     except UserError:  # its record is damaged
         creation = None
     tags = creation.tags if creation is not None else {}
-    names = {
-        "trainkit.versions": "versions",
-        "trainkit.cpu": "processor",
-        "trainkit.cores": "cores",
-        "trainkit.gpus": "GPUs",
-        "trainkit.ram_gb": "memory (GB)",
-        "trainkit.world_size": "processes",
-        "trainkit.host": "host",
-        "mlflow.source.git.commit": "git commit",
-        "mlflow.source.git.dirty": "uncommitted changes",
-    }
-    found = {label: tags[tag] for tag, label in names.items() if tags.get(tag)}
-    return found | ({"git commit": found["git commit"][:_DIGITS]} if "git commit" in found else {})
+    return {"versions": tags.get(record.VERSIONS, "unknown"), **record.described(tags)}
 
 
 def _subtitle(report: Report) -> str:

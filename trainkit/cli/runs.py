@@ -23,8 +23,7 @@ def _file(ending: str, what: str) -> Callable[[Any], Any]:
 @click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
 @_file("png", "a figure of the intervals")
 @_file("json", "all values as JSON")
-@click.option("--no-log", is_flag=True, help="Do not log the comparison to MLflow.")
-def compare(run: tuple[str, ...], png: Path | None, json: Path | None, no_log: bool) -> None:
+def compare(run: tuple[str, ...], png: Path | None, json: Path | None) -> None:
     """Compare runs: what changed, and what differs significantly.
 
     Each run is compared with the first one. RUN is a run's name, a recipe's name (its last finished run), an MLflow run
@@ -51,8 +50,6 @@ def compare(run: tuple[str, ...], png: Path | None, json: Path | None, no_log: b
         except OSError as error:
             raise UserError(str(file), f"cannot be written: {error.strerror or error}") from None
         echo(f"{file}: written")
-    if not no_log:
-        compare_report.log(store, found)
     next_step("promote", run[-1], why="register it, if it is significantly better")
 
 

@@ -17,6 +17,16 @@ from pathlib import Path
 VERSIONS = "trainkit.versions"
 """Tag with the versions of Python and packages: `torch 2.14.1, timm 1.0.31`."""
 _VERSIONS = ("torch", "torchvision", "accelerate", "mlflow", "timm", "datasets", "numpy")
+_LABELS = {
+    "trainkit.cpu": "processor",
+    "trainkit.cores": "cores",
+    "trainkit.gpus": "GPUs",
+    "trainkit.ram_gb": "memory (GB)",
+    "trainkit.world_size": "processes",
+    "trainkit.host": "host",
+    "mlflow.source.git.commit": "git commit",
+    "mlflow.source.git.dirty": "uncommitted changes",
+}
 
 
 def origin() -> dict[str, str]:
@@ -74,6 +84,12 @@ def place() -> dict[str, str]:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         tags["trainkit.gpus"] = ", ".join(names)
     return tags
+
+
+def described(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return hardware and state of the source of a run from its tags, by readable names."""
+    found = {label: tags[tag] for tag, label in _LABELS.items() if tags.get(tag)}
+    return found | ({"git commit": found["git commit"][:12]} if "git commit" in found else {})
 
 
 def versions(tags: Mapping[str, str]) -> dict[str, str]:

@@ -52,16 +52,21 @@ class Child:
     """`fold 0`, `seed 3`, `trial 7`."""
     request: RunRequest
     recipe: Recipe
-    said: str = ""
-    """What sets it apart, where the title does not say it: the words of a setting."""
+    setting: Mapping[str, str] = field(default_factory=dict)
+    """Keys and values that set it apart, where the title does not say it."""
+
+    @property
+    def said(self) -> str:
+        """The overrides of its setting."""
+        return " ".join(f"{key}={value}" for key, value in self.setting.items())
 
 
-def child_of(request: RunRequest, title: str, words: Sequence[str], said: str = "") -> Child:
+def child_of(request: RunRequest, title: str, words: Sequence[str], setting: Mapping[str, str] | None = None) -> Child:
     """Return the child with these overrides. With --resume it continues if it has a run to continue."""
     resume = request.resume and ""  # by name it is the parent that goes on
     own = replace(request, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
     own = with_their_split(own, Store.locate())
-    return Child(title, own, load(own), said)
+    return Child(title, own, load(own), setting or {})
 
 
 Digests = dict[str, tuple[str, dict[str, str]]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trainkit import rng
@@ -124,7 +124,7 @@ def _range(word: str, key: str, match: re.Match[str]) -> Axis:
     return Axis(key, (match[2], match[3]), (low, high), bool(match[1]))
 
 
-def words_of(fixed: Sequence[str], setting: Setting) -> tuple[str, ...]:
+def words_of(fixed: Sequence[str], setting: Mapping[str, str]) -> tuple[str, ...]:
     """Return the overrides of a setting, after those that all settings share."""
     return (*fixed, *(f"{key}={value}" for key, value in setting.items()))
 

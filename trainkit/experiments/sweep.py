@@ -97,7 +97,7 @@ def _best(recipe: Recipe) -> Best:
 
 
 def _child(request: RunRequest, fixed: Sequence[str], number: int, setting: Setting) -> Child:
-    return child_of(request, f"trial {number}", words_of(fixed, setting), " ".join(words_of((), setting)))
+    return child_of(request, f"trial {number}", words_of(fixed, setting), setting)
 
 
 # ---- The sweep -------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Trial:
     """One setting, its run and its score."""
 
     title: str
-    setting: Setting
+    setting: Mapping[str, str]
     state: str = "finished"
     """Or `pruned`: ended since it fell behind; or `failed`."""
     run: str = ""
@@ -137,8 +137,8 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
     with_study = how.tpe is not None or how.pruner is not None
     study = optuna_search.Study(axes, how, _best(recipe).better) if with_study and runtime.main else None
     said = [word for word in request.overrides if word not in fixed]
-    keys = [axis.key for axis in axes]
-    whole = RunGroup(request, children, "sweep", "sweep", "settings", keys, how.tpe or 0, (*said, repr(how)))
+    keys, identity = [axis.key for axis in axes], (*said, repr(how))
+    whole = RunGroup(request, children, "sweep", "sweep", "settings", keys, how.tpe or 0, identity)
     trials: list[Trial] = []
     with group.parent_run(whole, runtime, store, train) as parent:
         parent.tracker.tags({"trainkit.axes": shlex.join(said)})
@@ -157,7 +157,7 @@ def sweep(request: RunRequest, children: Sequence[Child], runtime: Runtime, stor
             if trial is None:
                 parent.stop(number)
                 return "KILLED"
-            trial.setting = setting if how.tpe is not None else _setting(children[number], keys)
+            trial.setting = setting if how.tpe is not None else children[number].setting
             trials.append(trial)
             _log(trials, recipe, parent.tracker)
         if not any(trial.state == "finished" for trial in trials):
@@ -255,12 +255,6 @@ def _failed(title: str, error: UserError, parent: Parent) -> Trial:
             parent.note(title, run)
             return Trial(title, {}, "failed", run.name, why=str(error))
     return Trial(title, {}, "failed", why=str(error))
-
-
-def _setting(child: Child, keys: Sequence[str]) -> Setting:
-    """Return the values of the swept keys in a setting."""
-    words = dict(word.split("=", 1) for word in child.request.overrides if "=" in word)
-    return {key: words[key] for key in keys}
 
 
 def _ranked(trials: Sequence[Trial], mode: Mode) -> list[Trial]:
