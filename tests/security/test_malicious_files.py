@@ -454,7 +454,7 @@ DOORS: dict[str, set[str]] = {
                         "data/formats/image_decode.py decode_jpeg",
                         "data/formats/pnm.py numpy.frombuffer", "data/formats/pnm.py numpy.fromstring"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
-    "coco.read": {"data/scenes/coco.py numpy.frombuffer"},
+    "coco.read": {"data/scenes/outlines.py numpy.frombuffer"},
     "label_files.read": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler",
