@@ -143,7 +143,9 @@ class _Lines:
     def on_progress(self, done: int, total: int) -> None:
         """Print a line if one is due."""
         now = time.perf_counter()
-        if now - self.began < _SILENT or now - self.said < _BETWEEN or not done:
+        if not done:  # the time left follows from what was done since then
+            self.began = now
+        if now - self.began < _SILENT or now - self.said < _BETWEEN:
             return
         self.said = now
         left = f" of {total:,}" if total else ""
