@@ -348,6 +348,10 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
         elif check == "subjects" and not (one.subjects and train.subjects):
             said = f"the {what} of its {one.noun} or of those of data.train are unknown"
             yield Finding(where, check, "unknown", 0, 0, said)
+        elif check == "copies" and (unknown := int((train.prints == leakage.UNKNOWN).sum())):
+            said = f"the content of {unknown} {train.noun} of data.train, read in place, is not known; "
+            said += "copies are found among those compared by look, or after trainkit data import"
+            yield Finding(where, check, "unknown", 0, many, said)
         else:
             yield Finding(where, check, "ok", 0, many, f"none of its {many} {what} is in data.train")
 
@@ -369,7 +373,7 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
         return Finding(where, "look-alikes", "unknown", 0, 0, said)
     twins = leakage.look_alikes(seen.cells, trained.cells, mirrored=True, whole=whole)
     pairs = np.stack([seen.places[twins.here], trained.places[twins.there]], 1)
-    other = one.prints[pairs[:, 0]] != train.prints[pairs[:, 1]]
+    other = ~leakage.equal(one.prints[pairs[:, 0]], train.prints[pairs[:, 1]])
     pairs, of = pairs[other], f"{twins.compared} {one.noun}"
     if twins.plain:
         of += f" ({twins.plain} too uniform to compare)"
@@ -418,7 +422,7 @@ def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Fi
     label = one.label[seen.places]
     twins = leakage.look_alikes(seen.cells, seen.cells, (label, label), whole=whole)
     alike = np.stack([seen.places[twins.here], seen.places[twins.there]], 1)
-    alike = alike[one.prints[alike[:, 0]] != one.prints[alike[:, 1]]]
+    alike = alike[~leakage.equal(one.prints[alike[:, 0]], one.prints[alike[:, 1]])]
     alike = np.unique(np.sort(alike, 1), axis=0)  # each pair is found twice
     same = leakage.label_conflicts(one.prints, one.label)
     for check, pairs, of in (("two classes", same, len(one)), ("two classes, by look", alike, twins.compared)):

@@ -97,8 +97,12 @@ def _hold_out(fitted: Fitted, source: Source, train: str) -> int:
     Returns how many images are left to train on. Raises UserError for too few people, or too few images of each.
     """
     people: dict[str, list[str]] = {}
-    read = source.labelled or (lambda: ((record.id, record.label) for record in source.records()))
-    for id, label in read():
+    if source.labelled is not None:
+        ids, labels = source.labelled()
+        labelled = zip(ids, labels.tolist(), strict=True)
+    else:
+        labelled = ((record.id, record.label) for record in source.records())
+    for id, label in labelled:
         name = source.names[label] if source.names and isinstance(label, int) else str(label)
         people.setdefault(name, []).append(id)
     file = fitted.new.with_name(f"{_called(train)}_pairs.csv")

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 VERSION = 1
 """Raised with any change to what is computed, so that what was kept is not taken for it."""
 
+UNKNOWN = 0
+"""Fingerprint of a sample whose content is not known: it is no copy of any other."""
+
 CELLS = 16
 """Side of the small grey images."""
 ALIKE = 0.97
@@ -110,7 +113,8 @@ def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held
         ids = packed.ids()
         return [ids[row] for row in rows[np.asarray(places, np.int64)].tolist()]
 
-    return Held(prints=np.asarray(packed.contents())[rows], names=names, packed=packed, rows=rows, **more)
+    more.setdefault("prints", np.asarray(packed.contents())[rows])
+    return Held(names=names, packed=packed, rows=rows, **more)
 
 
 # ---- The same content, the same name ---------------------------------------------------------------------------------
@@ -118,17 +122,22 @@ def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held
 
 def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Find fingerprints that are in another set too: their places, and the first there, int64 (pairs, 2)."""
-    same = np.flatnonzero(np.isin(here, there))
+    same = np.flatnonzero((here != UNKNOWN) & np.isin(here, there))
     if not len(same):
         return np.empty((0, 2), np.int64)
     order = np.argsort(there, kind="stable")
     return np.stack([same, order[np.searchsorted(there[order], here[same])]], 1)
 
 
+def equal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Compare the contents of pairs of samples by their fingerprints, bool (pairs,); False where one is not known."""
+    return (here == there) & (here != UNKNOWN)
+
+
 def repeats(prints: np.ndarray) -> np.ndarray:
     """Find fingerprints that a set has more than once: the place of the first, and of each other, int64 (pairs, 2)."""
     _, first, number = np.unique(prints, return_index=True, return_inverse=True)
-    again = np.flatnonzero(first[number] != np.arange(len(prints)))
+    again = np.flatnonzero((first[number] != np.arange(len(prints))) & (prints != UNKNOWN))
     return np.stack([first[number[again]], again], 1)
 
 

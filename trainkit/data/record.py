@@ -58,8 +58,10 @@ class Source:
 
     some: Callable[[Iterable[int]], Iterator[Record]] | None = None
     """Reads records by their numbers, where that takes no reading of all others."""
-    labelled: Callable[[], Iterator[tuple[str, int]]] | None = None
-    """Returns id and label of each record, where that takes no reading of them."""
+    labelled: Callable[[], tuple[Iterator[str], np.ndarray]] | None = None
+    """Returns the ids and the labels, int64, of all records, where that takes no decoding of them."""
+    counted: Callable[[], Mapping[int, int]] | None = None
+    """Returns how many records each label has, by what the source says of it."""
 
     def count(self) -> int:
         """Return the number of records; where nothing says it, all are read for it."""

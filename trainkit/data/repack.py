@@ -48,6 +48,11 @@ def current(path: Path, kind: type[Rows]) -> Path:
     return _anew(path, cache.place(f"anew-{key}"), kind)
 
 
+def is_there(key: str, kind: type[Rows]) -> bool:
+    """Return True where a set was packed under this key before."""
+    return row_files.is_packed(cache.place(f"{key}-rows")) or is_old(cache.place(key), kind)
+
+
 def pack_once(
     key: str, kind: type[Kind], make: Callable[[Path, cache.Progress], object], what: str, unit: str = "image"
 ) -> Kind:

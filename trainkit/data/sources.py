@@ -96,14 +96,13 @@ def open_source(
             _, path = source_splits.choose(folders.folders_in(path), split, str(path))
         return image_folder.open_folder(path, nested=nested)
     if form == "records":
-        source = recordio.insightface(path)
-    else:
-        data = image_store.Packed(path)
-        if data.manifest["protocol"] is not None:
-            raise UserError(str(path), "an evaluation set", "a set with classes")
-        source = repacked(data)
-    source_splits.refuse(split, source.where, source.kind)
-    return source
+        source_splits.refuse(split, str(path), recordio.KIND)
+        return recordio.insightface(path)
+    source_splits.refuse(split, str(path), "packed set")
+    data = image_store.Packed(path)
+    if data.manifest["protocol"] is not None:
+        raise UserError(str(path), "an evaluation set", "a set with classes")
+    return repacked(data)
 
 
 def _of_table(rows: TableRows) -> Source:

@@ -3,54 +3,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import record_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from record_files import MAGIC, parts, record, write
 
 from trainkit.data.formats import recordio
 from trainkit.errors import UserError
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "faces_lfw112"
-MAGIC = struct.pack("<I", 0xCED7230A)
 
 
 def jpeg(path: Path, value: int) -> bytes:
     Image.new("RGB", (8, 8), (value, 255 - value, 40)).save(path, "JPEG")
     return path.read_bytes()
-
-
-def parts(payload: bytes) -> bytes:
-    """What dmlc's writer makes of a payload: split wherever the magic number stands at a multiple of four."""
-    cuts, at = [], 0
-    for place in range(0, len(payload) - 3, 4):
-        if payload[place : place + 4] == MAGIC:
-            cuts.append((at, place))
-            at = place + 4
-    cuts.append((at, len(payload)))
-    out = b""
-    for i, (begin, end) in enumerate(cuts):
-        flag = 0 if len(cuts) == 1 else 1 if i == 0 else 3 if i == len(cuts) - 1 else 2
-        out += MAGIC + struct.pack("<I", flag << 29 | end - begin) + payload[begin:end]
-        out += b"\0" * (-(end - begin) % 4)
-    return out
-
-
-def record(key: int, labels: list[float], data: bytes) -> bytes:
-    if len(labels) == 1:
-        return parts(struct.pack("<IfQQ", 0, labels[0], key, 0) + data)
-    return parts(struct.pack("<IfQQ", len(labels), 0, key, 0) + struct.pack(f"<{len(labels)}f", *labels) + data)
-
-
-def write(folder: Path, records: dict[int, bytes], people: int = 3) -> Path:
-    folder.mkdir(exist_ok=True)
-    offset, lines = 0, []
-    for key, data in records.items():
-        lines.append(f"{key}\t{offset}")
-        offset += len(data)
-    (folder / "train.rec").write_bytes(b"".join(records.values()))
-    (folder / "train.idx").write_text("\n".join(lines) + "\n")
-    (folder / "property").write_text(f"{people},8,8")
-    return folder
 
 
 def small_set(tmp: Path) -> tuple[dict[int, bytes], list[bytes]]:
@@ -178,26 +145,29 @@ def test_records_are_read_by_number_and_counted_without_being_read(tmp_path):
         ("record 4", pictures[3]),
         ("record 1", pictures[0]),
     ]
-    assert list(source.labelled()) == [("record 1", 0), ("record 2", 0), ("record 3", 1), ("record 4", 1)]
+    ids, labels = source.labelled()
+    assert list(ids) == ["record 1", "record 2", "record 3", "record 4"] and labels.tolist() == [0, 0, 1, 1]
 
 
 def test_the_table_of_a_large_set_is_made_once(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(recordio, "_KEPT", 4)
     folder = write(tmp_path / "set", small_set(tmp_path)[0])
     first = list(recordio.insightface(folder).records())
+    assert recordio.insightface(folder).labelled()[1].tolist() == [0, 0, 1, 1]
     with monkeypatch.context() as patch:
         patch.setattr(recordio, "_made", lambda *_: pytest.fail("made again"))
         assert list(recordio.insightface(folder).records()) == first
         (file,) = cache.glob("recordio-*.npy")
-        np.save(file, np.asarray([[1, 0, 1 << 40, 0]]))
+        np.save(file, np.asarray([[1], [0], [1 << 40], [0]]))
         with pytest.raises(UserError, match="records outside of their file"):
             recordio.insightface(folder)
-        np.save(file, np.zeros((1, 3)))
+        np.save(file, np.zeros((3, 1)))
         with pytest.raises(UserError, match="remove the file"):
             recordio.insightface(folder)
     records, _ = small_set(tmp_path)
     write(folder, {key: records[key] for key in (1, 2, 3, 4)})
-    assert recordio.insightface(folder).size == 4 and len(list(cache.glob("recordio-*.npy"))) == 2
+    assert len(recordio.open_table(folder / "train.rec").numbers.T) == 4 == recordio.insightface(folder).size
+    assert len(list(cache.glob("recordio-*.npy"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -212,11 +182,11 @@ def test_the_table_of_a_large_set_is_made_once(tmp_path, cache, monkeypatch):
         ("1\t0\n2\t-8\n", "line 2: negative"),
         ("1\t1.5\n", "line 1"),
         (f"1\t{10**18}\n", "begins at byte"),
+        ("٤\t0\n", "line 1"),
         ("", "no records"),
     ],
 )
-def test_an_index_is_read_as_its_lines_say(tmp_path, monkeypatch, text, found):
-    monkeypatch.setattr(recordio, "_PIECE", 5)
+def test_an_index_is_read_as_its_lines_say(tmp_path, text, found):
     (tmp_path / "train.idx").write_bytes(text.encode())
     if isinstance(found, list):
         assert recordio.read_index(tmp_path / "train.idx").tolist() == found
@@ -265,10 +235,26 @@ def test_a_real_set_has_its_226_pictures_of_30_people():
     assert (source.size, len(found)) == (226, 226)
     assert sorted({r.label for r in found}) == list(range(30))
     # The file's own records of people say which images are whose: 227 .. 256, each a range.
+    size = (REAL / "rec" / "train.rec").stat().st_size
     offsets = dict(recordio.read_index(REAL / "rec" / "train.idx").tolist())
-    content = (REAL / "rec" / "train.rec").read_bytes()
     labels = np.asarray([r.label for r in found])
     for person, key in enumerate(range(227, 257)):
-        ranges, rest = recordio.unpack(recordio.record_at(content, offsets[key], len(content), ""), "")
+        with (REAL / "rec" / "train.rec").open("rb") as file:
+            payload = recordio.read_record(file.fileno(), offsets[key], size, "")
+        ranges, rest = recordio.unpack(payload, "")
         begin, end = ranges.astype(int).tolist()
         assert rest == b"" and set(labels[begin - 1 : end - 1]) == {person}
+
+
+def test_images_of_people_are_counted_by_the_records_of_people_without_reading_the_file(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(recordio, "_KEPT", 0)
+    folder = record_files.faces(tmp_path / "set", people=4, each=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(recordio, "_pass_over", lambda *_: pytest.fail("the whole file is read"))
+        source = recordio.insightface(folder)
+        assert source.size == 12 and source.counted() == {0: 3, 1: 3, 2: 3, 3: 3}
+        assert [found.label for found in source.some([0, 11])] == [0, 4]
+    content = bytearray((folder / "train.rec").read_bytes())
+    content[-4:] = struct.pack("<f", 12)  # the last one ends before the last image
+    (folder / "train.rec").write_bytes(content)
+    assert recordio.insightface(folder).counted() == {0: 3, 2: 3, 3: 3, 4: 3}, "by the labels of images"

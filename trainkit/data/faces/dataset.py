@@ -189,7 +189,7 @@ class FaceSplit(TrainSplit):
         # Of what is evaluated and nothing else, so that scores stay comparable when more people are trained on.
         pairs = part.pairs
         found = hashlib.sha256(f"pairs {self.packed.image_size}\n".encode())
-        for values in (np.asarray(self.packed.contents())[part.rows], pairs.first, pairs.second, pairs.same):
+        for values in (self.packed.at("content", part.rows), pairs.first, pairs.second, pairs.same):
             found.update(np.ascontiguousarray(values).tobytes())
         return found.hexdigest()
 
@@ -207,7 +207,8 @@ class FaceSplit(TrainSplit):
         """Return what splits are compared by: people by their names, of a set to be evaluated by its folders."""
         if (part := self.part) is not None:
             if part.pairs is not None:
-                return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people")
+                more = {"prints": self.packed.at("content", part.rows)}
+                return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people", **more)
             counts = np.bincount(part.label, minlength=len(part.names))
             more = {"label": part.label, "classes": part.names, "counts": counts}
             return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people", **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def divide(data: Packed, file: Path) -> Divided:
     names, pairs = pairs_csv.read_names(file, lambda name, where: None)
     wanted, rows = dict.fromkeys(names, -1), np.full(len(names), -1, np.int64)
     twice: set[str] = set()
-    for row, name in enumerate(data.ids()):
+    for row, name in enumerate(itertools.chain.from_iterable(data.texts_by_batch("id"))):
         if name in wanted:
             twice.update([name] if wanted[name] >= 0 else ())
             wanted[name] = row

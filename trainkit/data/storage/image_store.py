@@ -79,12 +79,15 @@ class Packed(Rows):
     """A packed set opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a packed set", "trainkit data import")
+    REMEDY: ClassVar = REBUILD
+    """What to do about an image that is damaged."""
     ENTRIES: ClassVar = {
         "classes": is_count,
         "store": lambda store: store in ("decoded", "encoded"),
         "protocol": lambda protocol: protocol in (None, ABSENT, *_PROTOCOLS),
         "image_size": lambda size: _is_size(size) and math.prod(_size(size) or ()) <= image_decode.PIXEL_CAP,
     }
+    _fit: image_decode.Fit = "no"
 
     def __init__(self, path: Path | str):
         """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
@@ -239,12 +242,15 @@ class Packed(Rows):
                 pixels = None
             if pixels is not None and (self._proved >= _PROOFS or self._proves(row, pixels)):
                 return pixels
+        return self._by_pillow(row, stored.tobytes())
+
+    def _by_pillow(self, row: int, stored: bytes) -> np.ndarray:
         # The place is put into words only when needed.
         try:
-            pixels = image_decode.decode(stored.tobytes(), "")
-            return pixels if self.size is None else image_decode.fit(pixels, self.size, "")
+            pixels = image_decode.decode(stored, "")
+            return pixels if self.size is None else image_decode.fit(pixels, self.size, "", self._fit)
         except UserError as error:
-            raise UserError(self.where(row), error.found, error.expected, REBUILD) from None
+            raise UserError(self.where(row), error.found, error.expected, self.REMEDY) from None
 
     def _proves(self, row: int, pixels: np.ndarray) -> bool:
         """Return True for the pixels that were imported; where they are others, this decoder is not asked again."""

@@ -21,7 +21,7 @@ from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.images import verify
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.storage import image_store
+from trainkit.data.storage import image_store, record_store
 from trainkit.data.storage.image_store import Packed, Store, Writer
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, listing, number_of
@@ -288,7 +288,7 @@ def pack_once(
     store: Literal["auto", "decoded", "encoded"] = "auto",
     align: bool = False,
 ) -> Packed:
-    """Pack a source where it is not packed yet. Processes that start together pack it once.
+    """Pack a source once, also where processes start together; a large `.rec` is read in place, not packed.
 
     `size`, `fit`, `group`, `store` and `align` as in `import_pictures`, whose UserErrors this raises.
     """
@@ -302,6 +302,11 @@ def pack_once(
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
         _log.warning("%s: left out: %s", found.where, sentence)
+    key = cache.key(made, found.files)
+    if isinstance(found, Source) and size is not None and not (group or align or repack.is_there(key, Packed)):
+        opened = record_store.in_place(found, size, fit)
+        if opened is not None:
+            return opened
 
     def make(folder: Path, on_progress: Progress) -> None:
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
@@ -312,7 +317,7 @@ def pack_once(
         for note in report.notes[len(left_out) :]:
             _log.warning("%s: %s", source.where, note)
 
-    return repack.pack_once(cache.key(made, found.files), Packed, make, f"packing {found.where}")
+    return repack.pack_once(key, Packed, make, f"packing {found.where}")
 
 
 def import_faces(
