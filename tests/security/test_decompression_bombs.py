@@ -89,3 +89,14 @@ def test_small_files_that_claim_much_are_refused_before_it_is_allocated(promise,
             assert end.startswith("read" if name in READ_IN_FULL else "refused: "), end
             assert memory < MEMORY and seconds < SECONDS, (memory, seconds)
             assert str(folder) in end or end == "read"
+
+
+@pytest.mark.slow
+def test_without_the_limit_of_pixels_memory_is_taken_for_them(monkeypatch, tmp_path):
+    """The negative control: the oracle sees it where an image is read whose header says too much."""
+    make, door = BOMBS["PNG of 10,000 x 10,000 in 12 KB"]
+    path = make(tmp_path)
+    assert measured(door, path)[1] < MEMORY
+    monkeypatch.setattr(image_decode, "PIXEL_CAP", 1 << 40)
+    end, memory, _ = measured(door, path)
+    assert memory > MEMORY, end

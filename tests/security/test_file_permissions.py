@@ -14,7 +14,7 @@ from runs import PLUGIN, TOY, run
 from trainkit import paths
 from trainkit.config import loader
 from trainkit.errors import UserError
-from trainkit.tracking import relocate, ui
+from trainkit.tracking import relocate, store, ui
 from trainkit.tracking.store import Store
 
 
@@ -69,6 +69,17 @@ def test_a_folder_that_is_there_keeps_the_mode_that_a_group_gave_it(for_all, tmp
     Store.locate().prepare()
     assert {mode(folder) for folder in (home, home / "runs", home / "artifacts")} == {0o770}
     assert mode(home / "mlflow.db") == 0o660
+
+
+def test_without_closing_the_folders_others_could_read_the_run(for_all, tmp_path, monkeypatch, database):
+    monkeypatch.setattr(store, "make_private", lambda folder: folder.mkdir(parents=True, exist_ok=True))
+    home = tmp_path / "mlruns"
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    monkeypatch.setenv("TRAINKIT_STORE", str(home))
+    Store.locate().prepare()
+    Store.locate().new_run("x", 0, "ab")
+    assert "runs" in open_to_others(home) and any(name.endswith("run.json") for name in open_to_others(home))
 
 
 def test_the_copy_of_a_database_is_as_private_as_it(for_all, store):

@@ -372,6 +372,19 @@ def test_a_run_that_was_laid_into_the_store_writes_cuts_and_deletes_nothing_outs
     assert (home / ".profile").read_text() == "first\nsecond, without an end"
 
 
+def test_without_that_wall_it_deletes_the_hidden_folders_of_whatever_it_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(RunFolder, "_refuse_links", lambda self: None)
+    (tmp_path / "home" / ".ssh").mkdir(parents=True)
+    folder = _laid(tmp_path / "store")
+    (folder.path / "outbox").symlink_to(tmp_path / "home")
+    folder.claim()
+    try:
+        upload_queue.UploadQueue(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+    finally:
+        folder.release()
+    assert list((tmp_path / "home").iterdir()) == []
+
+
 def test_a_file_is_not_written_aside_through_a_link(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / ".about.json.new").symlink_to(tmp_path / "mine")

@@ -20,11 +20,13 @@ import malicious_files
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from runs import ROOT
 
 from trainkit.analysis import saved_rows
 from trainkit.checkpoint import safe_load, storage, verification
+from trainkit.cli import main
 from trainkit.config import loader
 from trainkit.data import evaluation_sets, leakage, row_files, sources, table
 from trainkit.data.faces import align
@@ -409,6 +411,79 @@ _ONE_OF_EACH = {
 }  # fmt: skip
 
 
+# What would happen without the walls
+
+
+def test_without_the_walls_of_the_reader_of_weights_its_payloads_run(hostile_files, tmp_path, monkeypatch):
+    folder, payloads = hostile_files
+    real = torch.load
+    monkeypatch.setattr(safe_load, "_scan", lambda pickle, where: pickle.read())
+    chosen = [(n, p) for n, p in enumerate(payloads) if p.name.startswith("torch zip, os.system")]
+    assert len(chosen) > 3
+    for number, payload in chosen:
+        path = tmp_path / "x.pth"
+        path.write_bytes(payload.data)
+        knock(safe_load.read_tensors, path)  # the second wall stands
+        assert ran(folder) == []
+        monkeypatch.setattr(torch, "load", lambda file, **words: real(file, weights_only=False))
+        knock(safe_load.read_tensors, path)
+        assert ran(folder) == [f"{number}.ran"]
+        malicious_files.sentinel(folder, number).unlink()
+        monkeypatch.setattr(torch, "load", real)
+
+
+def test_with_a_common_reader_in_place_of_ours_the_payloads_run(hostile_files, tmp_path, monkeypatch):
+    """By name: what a colleague might write in a hurry."""
+    folder, payloads = hostile_files
+    common = {
+        "InsightFace bin, eval": lambda path: monkeypatch.setattr(
+            insightface_bin, "evaluate", lambda data, where: __import__("pickle").loads(data)
+        ),
+        "PostScript": lambda path: monkeypatch.setattr(image_decode, "FORMATS", None),
+    }
+    doors = {"InsightFace bin, eval": "insightface_bin.read_bin"}
+    for number, payload in enumerate(payloads):
+        if payload.name in common:
+            path = tmp_path / f"x{payload.suffix}"
+            path.write_bytes(payload.data)
+            door = FILES[doors.get(payload.name, "pictures.decode")]
+            knock(door, path)
+            assert ran(folder) == []
+            common.pop(payload.name)(path)
+            with contextlib.suppress(Exception):  # it has run by then
+                door(path)
+            assert ran(folder) == [f"{number}.ran"], payload.name
+            malicious_files.sentinel(folder, number).unlink()
+    assert not common
+
+
+# The command line: files in its words
+
+
+@pytest.mark.slow
+def test_no_payload_runs_in_the_words_of_a_command(hostile_files, tmp_path, monkeypatch, store):
+    folder, payloads = hostile_files
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
+    chosen = [payload for payload in payloads if payload.name in _ONE_OF_EACH]
+    for payload in chosen:
+        path = Path(f"x{payload.suffix}")
+        path.write_bytes(payload.data)
+        Path("x.bin").write_bytes(payload.data)
+        for words in (
+            ["data", "import", path, "out"], ["data", "import", "x.bin", "out", "--evaluation"],
+            ["data", "import", path, "out", "--volumes"], ["data", "import", path, "out", "--size", "own"],
+            ["data", "info", path], ["data", "verify", path], ["show", path], ["check", path], ["run", path],
+            ["download", path], ["predict", "x", path, "out"], ["export", path, "out"], ["compare", path, path],
+            ["run", "adadistill", "data.train=x.bin"], ["data", "check", "adadistill", f"data.train={path}"],
+            ["run", "adadistill", "--score", path, f"data.train={path}", "data.evaluate={a: x.bin}"],
+        ):  # fmt: skip
+            done = CliRunner().invoke(main.main, [str(word) for word in words])
+            assert done.exit_code == 2, (words, done.output, done.exception)
+            assert not Path("out").exists()
+    assert ran(folder) == []
+
+
 # Code that lies where a command is started
 
 
@@ -464,6 +539,7 @@ DOORS: dict[str, set[str]] = {
     "volumes of the Decathlon": {"data/folders.py json.loads"},
     "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer",
                       "data/formats/recordio.py numpy.fromstring"},
+    "recordio.read_index": {"data/formats/recordio.py numpy.loadtxt"},
     "table.open_table": {"data/formats/table_files.py csv.reader", "data/formats/table_files.py json.loads",
                          "data/formats/table_files.py pyarrow.parquet.ParquetFile",
                          "data/formats/table_files.py tarfile.open"},
@@ -501,6 +577,8 @@ REASONS = {
         "inference/served_requests.py zlib.decompressobj",
     },
     "names of a set's index, in the cache": {"data/people/index.py json.loads"},
+    "where the records of a file are, in the cache, read without pickle": {"data/formats/recordio.py numpy.load"},
+    "the image in a record that `recordio.unpack` has checked": {"data/storage/record_store.py numpy.frombuffer"},
     "a journal of what was written, whose batches are compared with their CRC-32": {
         "data/rows_writer.py json.loads",
     },

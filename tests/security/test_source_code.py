@@ -107,9 +107,9 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
-def test_no_file_runs_what_it_reads():
-    for file in FILES:
-        assert findings(file.read_text(encoding="utf-8"), name_of(file)) == [], name_of(file)
+@pytest.mark.parametrize("file", FILES, ids=name_of)
+def test_no_file_runs_what_it_reads(file):
+    assert findings(file.read_text(encoding="utf-8"), name_of(file)) == []
 
 
 @pytest.mark.parametrize(
@@ -135,6 +135,21 @@ def test_no_file_runs_what_it_reads():
 )  # fmt: skip
 def test_the_gate_sees_what_it_is_for(line):
     assert findings(line, "trainkit/training/trainer.py")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import subprocess, sys; subprocess.run([sys.executable, '-P', '-m', 'x'])",
+        "import subprocess; subprocess.run(['git', 'x'])", "import subprocess; subprocess.run(words)",
+        "net.eval()", "torch.compile(net)", "import re; re.compile('x')", "import pickletools", "run([x], shell=False)",
+        "np.load(f, allow_pickle=False)", "import yaml; yaml.safe_load(t)", "yaml.parse(t, Loader=yaml.SafeLoader)",
+        "import safetensors.torch; safetensors.torch.load(b)", "cursor.execute(q)", "tempfile.mkdtemp()",
+        "class Speed:\n    compile: str = 'off'",
+    ],
+)  # fmt: skip
+def test_the_gate_lets_pass_what_only_sounds_alike(line):
+    assert findings(line, "trainkit/training/trainer.py") == []
 
 
 def test_the_reader_of_tensors_may_load_under_restriction_only():

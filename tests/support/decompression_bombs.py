@@ -15,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import scene_bombs
-from scene_bombs import picture as _picture
-from scene_bombs import written as _written
 
 from trainkit.autoconfig import archive
 from trainkit.data import sources
@@ -182,6 +180,19 @@ def _people(path: Path) -> None:
 
 def _unpacked(path: Path) -> None:
     archive.unpack(path, path.parent / "set")
+
+
+def _written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(content())
+        return path
+
+    return make
+
+
+def _picture(path: Path) -> Any:
+    return image_decode.decode(image_decode.read(path, str(path)), str(path))
 
 
 def _pages(path: Path) -> Any:

@@ -29,9 +29,14 @@ class ProxyServer(ThreadingHTTPServer):
         self.down = False
         self.password = ""
         """`name:password`, if one is wanted."""
+        self.held = Event()
         self.wrong: Callable[[str], str] = lambda path: ""
         """What is done to whom asks for a path: `drop` (what was asked for is done, the answer lost), `half` of an
         answer, `garbage`, a status such as `500`, or a number of `seconds` of waiting as `2 s`."""
+
+    def wait_for_somebody(self) -> None:
+        """Until somebody who has asked is held."""
+        assert self.held.wait(60), "nobody has asked"
 
     def handle_error(self, *_) -> None:
         """A client that has given up is no matter."""
@@ -50,6 +55,7 @@ class _Request(BaseHTTPRequestHandler):
         chunked = self.headers.get("Transfer-Encoding", "") == "chunked"
         body = b"".join(self._chunks()) if chunked else self.rfile.read(int(self.headers.get("Content-Length") or 0))
         while door.holds.is_set():
+            door.held.set()
             time.sleep(0.02)
         if door.down:
             self.close_connection = True

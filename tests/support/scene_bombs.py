@@ -168,15 +168,13 @@ TABLES = {
 }
 
 
-def picture(path: Path) -> Any:
+def _picture(path: Path) -> Any:
     return image_decode.decode(image_decode.read(path, str(path)), str(path))
 
 
-def written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
-    """What writes a file of that name into a folder."""
-
+def _file(content: Callable[[], bytes]) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        path = folder / name
+        path = folder / "a.img"
         path.write_bytes(content())
         return path
 
@@ -185,10 +183,6 @@ def written(name: str, content: Callable[[], bytes]) -> Callable[[Path], Path]:
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     **{name: (make, painted) for name, make in OUTLINES.items()},
-    **{
-        name: (written("a.img", content), picture)
-        for name, content in PICTURES.items()
-        if READ or not name.startswith("HEIC")
-    },
+    **{name: (_file(content), _picture) for name, content in PICTURES.items() if READ or not name.startswith("HEIC")},
     **{name: (make, imported) for name, make in TABLES.items()},
 }

@@ -41,6 +41,7 @@ from tests.whole_runs.test_kills import (
     go_on,
     job,
     killed_often,
+    killed_once,
     ran,
     trainings,
 )
@@ -103,6 +104,16 @@ def kinds(pictures, crops, sets, streets, bodies, tmp_path_factory, database) ->
     return one
 
 
+def test_every_kind_of_recipe_is_killed_at_a_random_moment_and_resumed(kinds, promise, tmp_path, database):
+    phases = list(PHASES)
+    for seed in promise.trials("K3", "the same for every kind of shipped recipe", few=3, many=49):
+        with promise.trial(seed):
+            # From the last: the first four kinds are killed in the few series below.
+            rng, kind = random.Random(f"kinds {seed}"), KINDS[-1 - seed % len(KINDS)]
+            print(kind)
+            killed_once(kinds(kind), phases[seed // len(KINDS) % len(phases)], rng, tmp_path / str(seed), database)
+
+
 def faults(job: Job, rng: random.Random) -> list[Fault]:
     """What one process of a long series has to bear: a full disk, a store that refuses, a signal, a kill."""
     plan: list[Fault] = []
@@ -126,6 +137,34 @@ def test_any_series_of_faults_over_every_kind_of_recipe_changes_nothing(kinds, p
             rng, one = random.Random(f"series {seed}"), kinds(KINDS[seed % len(KINDS)])
             plans = (faults(one, rng) for _ in range(rng.randint(2, 6)))
             killed_often(one, rng, tmp_path / str(seed), database, plans)
+
+
+def test_killed_every_15_seconds_a_run_of_minutes_gets_to_its_end(promise, tmp_path, database):
+    """Its updates wait, so that 20 seconds of them cost a second of the processor."""
+    slow = ["task.slow_rank=0", "train.length=180 epochs", "checkpoints={every: null}", "log.every=100 steps"]
+    words = [str(TOY), "--plugin", "toy", *slow, "evaluations={val: {every: 50 epochs}}"]
+    whole = None
+    text = "killed every 15 s on average, a one-minute run with the default `lose_at_most` finishes, same bits"
+    for seed in promise.trials("K4", text, few=1, many=5):
+        with promise.trial(seed):
+            whole = whole or job(words, tmp_path / "whole", database)
+            rng, lives, began = random.Random(f"15 s {seed}"), 0, time.monotonic()
+            with fresh(tmp_path / str(seed), database):
+                while not ended():
+                    lives += 1
+                    assert lives <= 40
+                    with start(1, *words, "--resume-or-start") as process:
+                        killed = time.monotonic() + min(45.0, rng.expovariate(1 / 15))
+                        while time.monotonic() < killed and psutil.pid_exists(process.pids[0]):
+                            with contextlib.suppress(psutil.Error):
+                                if psutil.Process(process.pids[0]).status() == psutil.STATUS_ZOMBIE:
+                                    break
+                            time.sleep(0.05)
+                        process.kill()
+                        process.wait()
+                print(f"{lives} lives, {time.monotonic() - began:.0f} s")
+                go_on(whole)
+                expect_whole(whole)
 
 
 # ---------------------------------------------------------------------------------------------- orders in any order

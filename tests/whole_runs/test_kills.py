@@ -303,9 +303,51 @@ def test_a_run_that_is_always_killed_before_its_first_checkpoint_would_be_due_ge
 
 
 @pytest.mark.slow
+def test_without_that_promise_it_never_gets_on(tmp_path, database):
+    words = [str(TOY), "--plugin", "toy", *SPARSE, "checkpoints.lose_at_most=null"]
+    with fresh(tmp_path / "killed", database):
+        for _ in range(2):
+            assert ran(words, after(12)) == -signal.SIGKILL
+            assert not list(Store.locate().runs()[-1].checkpoints.iterdir())
+
+
+@pytest.mark.slow
 def test_when_checkpoints_are_written_changes_no_bit(sparse, tmp_path, database):
     never = job([*sparse.words, "checkpoints.lose_at_most=null"], tmp_path / "never", database)
     assert never.moments["saving"] < sparse.moments["saving"] / 5
     assert unlike(never.whole, sparse.whole) == [
         "artifact recipe/overrides.txt", "artifact recipe/resolved.yaml", "recipe",
     ]  # fmt: skip
+
+
+UPDATE = {"at": "trainkit.distributed.runtime.Runtime.backward", "call": 13}
+"""In the seventh update, behind two evaluations, the last checkpoint being that of the sixth or before."""
+SPOILED = {
+    "reseeding": ("tensor model/", UPDATE),
+    "sample_seeding": ("tensor model/", UPDATE),
+    "optimizer": ("tensor model/", UPDATE),
+    "averages": ("tensor ema/", UPDATE),
+    "fixed_times": (
+        "2 rows of",
+        {"at": "trainkit.tracking.upload_queue.UploadQueue.acknowledge", "call": 1, "after": True},
+    ),
+    "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.storage.prune", "call": 3}),
+    "verification": ("missing", {"at": "os.write", "thread": "trainkit-checkpoint", "call": 17}),  # in the third of 7
+}
+"""Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
+
+
+@pytest.mark.parametrize(
+    "spoiled", ["reseeding", *(pytest.param(one, marks=pytest.mark.slow) for one in [*SPOILED][1:])]
+)
+def test_the_oracle_notices_when_a_mechanism_is_taken_away(spoiled, tmp_path, database, monkeypatch):
+    said, moment = SPOILED[spoiled]
+    monkeypatch.setenv("SPOILED", spoiled)
+    # Of what is sent, something lies behind the checkpoint only if there is none yet.
+    rare = ("checkpoints.every=10 steps", "best=null") if spoiled == "fixed_times" else ()
+    whole = job([str(TOY), "--plugin", "toy", "--plugin", "spoiled", *WORDS, *rare], tmp_path / "whole", database)
+    with fresh(tmp_path / "killed", database):
+        assert ran(whole.words, [{**moment, "do": "kill"}]) == -signal.SIGKILL
+        with pytest.raises(AssertionError, match=said):
+            go_on(whole)
+            expect_whole(whole)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
 import signal
@@ -18,12 +20,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from proxy_server import ProxyServer, proxy
-from runs import Ran, _port, run, stop_after
+from runs import ROOT, Ran, _port, run, stop_after
 from safetensors.numpy import save_file
-from trackers import begin, warned
 
 from trainkit.cli import main
 from trainkit.environment.process import die_with_parent
+from trainkit.errors import UserError
 from trainkit.tracking import journal, ui, uploader
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.store import Store
@@ -124,6 +126,12 @@ def door(server, monkeypatch) -> Iterator[ProxyServer]:
         yield door
 
 
+def begin(store: Store, experiment: str) -> Tracker:
+    folder = store.new_run("faces", 0, "a1b2c3d4")
+    given = {"experiment": experiment, "run_name": folder.name, "params": {"lr": 0.1}, "system_metrics_every": 0}
+    return Tracker.start(folder, store, **given)
+
+
 def files(client, run_id: str, folder: str | None = None) -> dict[str, int]:
     """Path and size of all files of a run."""
     found = {}
@@ -134,6 +142,10 @@ def files(client, run_id: str, folder: str | None = None) -> dict[str, int]:
 
 def history(client, run_id: str, name: str) -> list[tuple[int, float]]:
     return sorted((point.step, point.value) for point in client.get_metric_history(run_id, name))
+
+
+def warnings(caplog) -> list[str]:
+    return [e.getMessage() for e in caplog.records if e.levelno >= logging.WARNING and e.name == "trainkit"]
 
 
 def record(store: Store, ran: Ran) -> dict:
@@ -203,6 +215,110 @@ def test_an_interrupted_run_goes_on_in_the_same_run_of_the_server(remote):
     assert left(again.folder) == (0, 0)
 
 
+def test_runs_are_sent_to_a_server_by_two_processes_at_once(remote):
+    code = (
+        "from trainkit.tracking.store import Store; from trainkit.tracking.tracker import Tracker\n"
+        "store = Store.locate(); folder = store.new_run('twins', 0, 'aa')\n"
+        "tracker = Tracker.start(folder, store, experiment='twins', run_name=folder.name, params={'lr': 0.1},\n"
+        "    system_metrics_every=0)\n"
+        "for step in range(500): tracker.log(step, {'train/loss': step / 7})\n"
+        "tracker.finish('FINISHED'); print(tracker.run_id)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, text=True, env=env) for _ in range(2)]
+    ids = [process.communicate()[0].strip() for process in both]
+    client = remote.client()
+    for run_id in ids:
+        assert client.get_run(run_id).info.status == "FINISHED"
+        assert history(client, run_id, "train/loss") == [(step, rounded(step / 7)) for step in range(500)]
+    assert len({client.get_run(run_id).info.experiment_id for run_id in ids}) == 1
+
+
+def test_a_server_that_wants_a_password_gets_it_and_nobody_else_does(door, server, monkeypatch, tmp_path):
+    door.password = "me:hunter2canary"
+    with pytest.raises(UserError, match="wants a password"):
+        run()
+    assert not any(folder.info().status == "RUNNING" for folder in Store.locate().runs())
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2canary")
+    ran = run()
+    store = Store.locate()
+    found = record(store, ran)
+    assert found["status"] == "FINISHED" and found["weights"]
+    for home in (store.home, server.home):
+        told = [file for file in home.rglob("*") if file.is_file() and b"hunter2canary" in file.read_bytes()]
+        assert not told
+
+
+def test_a_server_that_goes_away_in_the_middle_gets_the_rest_from_sync(door, caplog, monkeypatch, tmp_path):
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.05)
+    store = Store.locate()
+    tracker = begin(store, "away")
+    for step in range(20):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    assert tracker.flush()
+    door.down = True
+    for step in range(20, 700):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    tracker.artifact_text("notes/why.txt", "because")
+    tracker.dataset("val", "test", "ab" * 32, "/data/val", 10)
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    tracker.model("best", tmp_path / "model.safetensors", 5, {"train/loss": 1 / 6})
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
+    tracker.finish("FINISHED")
+    said = warnings(caplog)
+    assert len(said) == 2 and "training continues" in said[0] and "broke the connection" in said[0]
+    assert said[1].endswith(f"sent by: trainkit sync {tracker.folder.name}")
+    assert left(tracker.folder) == (680, 4)
+
+    refused = CliRunner().invoke(main.main, ["sync"])
+    assert refused.exit_code == 2 and "broke the connection" in refused.output
+    door.down = False
+    for expected in ("680 values and 4 files, tags or models sent; FINISHED", "has all of 1 run"):
+        done = CliRunner().invoke(main.main, ["sync"])
+        assert done.exit_code == 0 and expected in done.output
+    client = store.client()
+    found = client.get_run(tracker.run_id)
+    assert found.info.status == "FINISHED" and files(client, tracker.run_id) == {"notes/why.txt": 7}
+    assert history(client, tracker.run_id, "train/loss") == [(step, rounded(1 / (step + 1))) for step in range(700)]
+    (model,) = client.search_logged_models([found.info.experiment_id])
+    assert store.model_file(f"models:/{model.model_id}").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
+    made = json.loads((tracker.folder.path / "models.json").read_text())
+    assert made == {"best@5": model.model_id}, "it was made once, though its sending was tried in vain"
+
+
+def test_a_training_does_not_wait_for_a_server_that_is_slow(door, caplog):
+    tracker = begin(Store.locate(), "slow")
+    door.holds.set()
+    for step in range(300):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+        if step == 0:
+            door.wait_for_somebody()
+    tracker.artifact_text("notes/why.txt", "because")
+    tracker.commit()
+    assert left(tracker.folder) == (300, 1), "all of that while the server held the first of it"
+    door.holds.clear()
+    tracker.finish("FINISHED")
+    assert not warnings(caplog)
+    assert left(tracker.folder) == (0, 0)
+
+
+def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeypatch):
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 3.0)
+    tracker = begin(Store.locate(), "slow")
+    door.holds.set()
+    for step in range(10):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    door.wait_for_somebody()
+    tracker.finish("FINISHED")
+    assert left(tracker.folder) == (10, 1), "the server was still holding all of it"
+    door.holds.clear()
+    said = warnings(caplog)
+    assert len(said) == 2 and "does not answer within 1 s" in said[0] and "trainkit sync" in said[1]
+
+
 # ---- A server that is killed, frozen, slow, wrong or full in the middle of a run
 
 
@@ -262,11 +378,11 @@ def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database
             with served(home, f"sqlite:///{home}/mlflow.db") as first:
                 monkeypatch.setenv("MLFLOW_TRACKING_URI", first.address)
                 store = Store.locate()
-                tracker = begin(store, experiment=how)
+                tracker = begin(store, how)
                 there = log_until(tracker, range(2000), tmp_path)
                 first.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
                 away = log_until(tracker, range(2000, 4000), tmp_path)
-                while not warned(caplog):
+                while not warnings(caplog):
                     time.sleep(0.1)
                 again = log_until(tracker, range(4000, 6000), tmp_path)
                 assert left(tracker.folder)[0] > 2000, "of what came after it has nothing"
@@ -279,7 +395,7 @@ def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database
                     log_until(tracker, range(6000, 6010), tmp_path)
                     tracker.finish("FINISHED")
                     complete(store, tracker, 6010, [0, 2000, 4000, 6000])
-            assert "takes metrics again; nothing was lost" in warned(caplog)[-1]
+            assert "takes metrics again; nothing was lost" in warnings(caplog)[-1]
 
 
 @pytest.mark.parametrize("wrong", ["drop", "half", "garbage", "500", "429", "401", "2 s"])
@@ -305,7 +421,7 @@ def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkey
             door.wrong = answer
             save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
             store = Store.locate()
-            tracker = begin(store, experiment=f"wrong {wrong}")
+            tracker = begin(store, f"wrong {wrong}")
             begun.append(True)
             for first in (0, 50, 100):
                 log_until(tracker, range(first, first + 50), tmp_path)
@@ -315,6 +431,41 @@ def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkey
             assert sum(seen.values()) > 10
             door.wrong = lambda path: ""
             complete(store, tracker, 150, [0, 50, 100])
+
+
+def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, monkeypatch, caplog):
+    """Its processes may write no file further than it is long."""
+    import psutil
+
+    monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
+    for at in promise.trials("T3", "the disk of a real server full during a run", of=["full"]):
+        with promise.trial(at):
+            home = tmp_path / "server"
+            home.mkdir()
+            shutil.copy(database, home / "mlflow.db")
+            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+            with served(home, f"sqlite:///{home}/mlflow.db") as server:
+                monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+                store = Store.locate()
+                tracker = begin(store, "full")
+                log_until(tracker, range(100), tmp_path)
+                assert tracker.flush(120)
+
+                def limit(most: int, server=server) -> None:
+                    whole = psutil.Process(server.process.pid)
+                    for process in (whole, *whole.children(recursive=True)):
+                        process.rlimit(psutil.RLIMIT_FSIZE, (most, -1))
+
+                limit((home / "mlflow.db").stat().st_size)
+                log_until(tracker, range(100, 3000), tmp_path)
+                while not warnings(caplog):
+                    time.sleep(0.1)
+                assert not tracker.flush(1) and "Traceback" not in caplog.text
+                limit(-1)
+                assert tracker.flush(300)
+                tracker.finish("FINISHED")
+                complete(store, tracker, 3000, [0, 100])
 
 
 def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tmp_path, monkeypatch, caplog):
@@ -328,10 +479,10 @@ def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tm
             save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
             monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
             store = Store.locate()
-            tracker = begin(store, experiment="later")
+            tracker = begin(store, "later")
             log_until(tracker, range(1500), tmp_path)
             tracker.finish("FINISHED")
-            said = warned(caplog)
+            said = warnings(caplog)
             assert len(said) == 2 and "the run begins all the same" in said[0] and "trainkit sync" in said[1]
             assert CliRunner().invoke(main.main, ["sync"]).exit_code == 2
             with served(home, f"sqlite:///{home}/mlflow.db", port):

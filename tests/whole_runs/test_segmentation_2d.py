@@ -5,19 +5,7 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 import scene_sets
-from runs import (
-    ROOT,
-    Ran,
-    all_same,
-    environment,
-    evaluated,
-    newest,
-    overrides,
-    own_store,
-    run,
-    spawn,
-    stopped_and_resumed,
-)
+from runs import ROOT, Ran, all_same, environment, evaluated, newest, overrides, own_store, run, spawn, stop_after
 
 from trainkit.autoconfig import new_recipe
 from trainkit.config.loader import ConfigError
@@ -64,7 +52,7 @@ def whole(tmp_path_factory, database, streets):
 def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_pictures(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/miou"] == steps["val/ema/boundary_f"] == [6, 12]
-    assert steps["multi/iou.sky"] == steps["images/miou"] == [12] and whole.few_in_mlflow
+    assert steps["multi/iou.sky"] == steps["images/miou"] == [12]
     assert set(whole.series("eval/val/unique_samples")) == {5.0}
     assert set(whole.series("eval/images/unique_samples")) == {2.0}
 
@@ -86,9 +74,17 @@ def test_overlays_and_the_confusion_are_where_mlflow_shows_them(whole):
     assert any("scenes" in name for name in kept) and any("confusion" in name for name in kept)
 
 
-def test_an_interrupted_run_resumes_to_the_bit_also_with_workers(whole, streets):
-    resumed = stopped_and_resumed(SEGMENT, words(streets), 7, "loader.workers=2")
+def test_an_interrupted_run_resumes_to_the_bit(whole, streets):
+    cut = run(*words(streets), recipe=SEGMENT, stopping=stop_after(7))
+    assert cut.folder.info().status == "KILLED"
+    resumed = run(*words(streets), recipe=SEGMENT, resume="")
+    assert resumed.folder == cut.folder and resumed.last.step == 12
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
+
+
+def test_workers_change_no_bit(whole, streets):
+    other = run(*words(streets), "loader.workers=2", recipe=SEGMENT)
+    assert all_same(other, whole)
 
 
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, streets, monkeypatch):
@@ -151,6 +147,7 @@ def test_the_published_recipe_runs_on_two_processes_and_pictures_laid_out_as_pub
 MISTAKES = [
     ({"data__crop": "[400, 400]"}, r"crop"),
     ({"data__augment": "{scales: [0.05, 1.0]}"}, r"scales"),
+    ({"data__names": "[sky, road, tree]"}, r"10 masks.*p000\.png: 1 value outside the classes .*: 3 \("),
     ({"task__objective": "{near: {}}", "data__distance": "null"}, r"distance"),
     ({"task__objective": "{class_weights: {rode: 2}}"}, r"'rode'.*road"),
     (
@@ -158,6 +155,7 @@ MISTAKES = [
         r"train\.micro_batch: 1, but batch norm needs 2 samples.*group",
     ),
     ({"train": "{length: 1 steps, batch_size: 1}"}, r"batch norm needs 2 samples .* of a train\.batch_size from 2"),
+    ({"task__net": "{name: smp, encoder: tu-resnet81, decoder: unet}"}, r"resnet"),
 ]
 
 
@@ -165,6 +163,14 @@ MISTAKES = [
 def test_mistakes_end_a_run_before_its_first_update(changes, message, streets):
     with pytest.raises((UserError, ConfigError), match=f"(?s){message}"):
         run(*words(streets, **changes), recipe=SEGMENT)
+
+
+def test_damaged_pairs_are_all_counted_before_anything_is_trained(streets, tmp_path):
+    odd = scene_sets.camvid(tmp_path / "odd", pictures=(10, 5), size=(40, 56))
+    for name, shape in (("p003", (40, 48)), ("p004", (56, 40))):
+        scene_sets.put(odd / "trainannot" / f"{name}.png", scene_sets.scene(1, shape)[1])
+    with pytest.raises(UserError, match=r"(?s)2 masks.*p003.png: 48 x 40 pixels, its image 56 x 40.*p004"):
+        run(*words(odd), recipe=SEGMENT)
 
 
 @pytest.mark.slow

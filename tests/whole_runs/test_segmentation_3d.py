@@ -5,7 +5,7 @@ from __future__ import annotations
 import nifti_sets
 import numpy as np
 import pytest
-from runs import ROOT, all_same, environment, overrides, own_store, run, stopped_and_resumed
+from runs import ROOT, Ran, all_same, environment, evaluated, newest, overrides, own_store, run, spawn, stop_after
 
 pytestmark = pytest.mark.usefixtures("store")
 TOM500 = ROOT / "recipes" / "tom500.yaml"
@@ -48,7 +48,7 @@ def whole(tmp_path_factory, database, bodies):
 def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_cases(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/dice_mean"] == steps["val/ema/hd95_mean_mm"] == [6, 12]
-    assert steps["patches/dice_mean"] == [3, 6, 9, 12] and whole.few_in_mlflow
+    assert steps["patches/dice_mean"] == [3, 6, 9, 12]
     assert set(whole.series("eval/val/unique_samples")) == {3.0}
     assert set(whole.series("eval/images/unique_samples")) == {2.0}
 
@@ -65,6 +65,28 @@ def test_overlays_and_the_table_of_cases_are_where_mlflow_shows_them(whole):
     assert np.mean(means) == pytest.approx(whole.series("val/dice_mean")[-1], abs=1e-6)
 
 
-def test_an_interrupted_run_resumes_to_the_bit_also_with_workers(whole, bodies):
-    resumed = stopped_and_resumed(TOM500, words(bodies), 7, "loader.workers=2")
+def test_an_interrupted_run_resumes_to_the_bit(whole, bodies):
+    cut = run(*words(bodies), recipe=TOM500, stopping=stop_after(7))
+    assert cut.folder.info().status == "KILLED"
+    resumed = run(*words(bodies), recipe=TOM500, resume="")
+    assert resumed.folder == cut.folder and resumed.last.step == 12
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
+
+
+def test_workers_change_no_bit(whole, bodies):
+    other = run(*words(bodies), "loader.workers=2", recipe=TOM500)
+    assert all_same(other, whole)
+
+
+@pytest.mark.slow
+def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, bodies, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
+    scored = [evaluated(n, str(TOM500), *words(bodies), "--score", whole.folder.name) for n in (1, 2)]
+    assert len(scored[0]) > 20 and scored[0] == scored[1]
+
+
+@pytest.mark.slow
+def test_two_processes_train_it_too(bodies):
+    done = spawn(2, str(TOM500), *words(bodies), "data.fold=null", "train.ema=null", "best=null")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert Ran(0, newest()).folder.info().status == "FINISHED"

@@ -145,7 +145,7 @@ def open_table(rec: Path, given: tuple[np.ndarray, slice] | None = None) -> Tabl
 
     cache.make_once(file, Path.is_file, write, f"reading the headers of {rec}", "record")
     digest, size = folders.read_json(about, 1000, "a digest"), rec.stat().st_size
-    numbers = np.load(file) if files.on_network(file.parent) else row_files.mapped(file)
+    numbers = np.load(file, allow_pickle=False) if files.on_network(file.parent) else row_files.mapped(file)
     if numbers.dtype != np.int64 or numbers.ndim != 2 or len(numbers) != 4 or not numbers.size:
         raise UserError(str(file), f"{numbers.dtype} {numbers.shape}", "int64 (4, images)", "remove the file")
     if numbers[BEGIN].min() < 0 or numbers[END].max() > size:
