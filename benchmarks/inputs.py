@@ -58,7 +58,7 @@ def _draw(home: Path) -> None:
     import datasets
     from PIL import Image
 
-    from trainkit.data.storage import import_images
+    from trainkit.data import import_images
 
     rng = np.random.default_rng(0)
     rows: dict[str, list] = {"image": [], "label": []}

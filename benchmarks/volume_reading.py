@@ -246,7 +246,7 @@ def compare(kept: list, packed: Path, shape: Shape) -> list:
 
     Raises ValueError where one is not.
     """
-    from trainkit.data.storage.volume_store import PackedVolumes
+    from trainkit.data.volumes.volume_store import PackedVolumes
 
     data, found = PackedVolumes(packed), set()
     for image, mask, case, start in kept:
@@ -285,8 +285,8 @@ def growing() -> Sample:
 
 def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]):
     """One prepared volume of noise, a twentieth of it labelled."""
-    from trainkit.data.storage.volume_store import CaseInfo, Writer
     from trainkit.data.volumes.preprocess import Preparation
+    from trainkit.data.volumes.volume_store import CaseInfo, Writer
 
     noise = np.random.default_rng(0).standard_normal((16, *size[1:]), np.float32).astype(np.float16)
     image, label = np.tile(noise, (size[0] // 16, 1, 1)), np.zeros(size, np.uint8)

@@ -235,7 +235,7 @@ def spawned_workers_that_stay(bench: Bench, guide: str) -> Found:
 
 def distance_maps(bench: Bench, guide: str) -> Found:
     """Distance maps computed in every step, and read (which is part of a step)."""
-    from trainkit.data.storage import boundary_distance
+    from trainkit.data.scenes import boundary_distance
 
     parts = bench.parts(guide)
     masks = parts.data.train.fetch(parts.rows, 0)["mask"].numpy()

@@ -28,9 +28,9 @@ from trainkit.data.people.dataset import People
 from trainkit.data.people.pk_sampler import ModalPK
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.scenes.dataset import Scenes
-from trainkit.data.storage.volume_store import CaseInfo, Writer
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.preprocess import Preparation
+from trainkit.data.volumes.volume_store import CaseInfo, Writer
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.tracking.store import Store
 

@@ -15,8 +15,7 @@ from runs import stripes
 from trainkit.autoconfig import new_recipe
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import image_folder, sources
-from trainkit.data.formats import pairs_csv
+from trainkit.data import image_folder, pairs_csv, sources
 from trainkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("here")

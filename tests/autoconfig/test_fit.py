@@ -14,7 +14,7 @@ from PIL import Image
 from trainkit.autoconfig import fit, new_recipe
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config import loader, run_request
-from trainkit.data.formats import pairs_csv
+from trainkit.data import pairs_csv
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check
 

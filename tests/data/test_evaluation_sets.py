@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import evaluation_sets, sources
-from trainkit.data.faces import align
+from trainkit.data import evaluation_sets, face_alignment, import_images, sources
 from trainkit.data.formats import image_decode
-from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Templates
@@ -41,7 +39,7 @@ def insightface(root: Path, size: int = 8) -> Path:
         save(root / "loose_crop" / name, i, size)
     (root / "meta").mkdir()
     meta = root / "meta" / "ijbc_"
-    points = " ".join(f"{value:.4f}" for value in (align.TEMPLATE * size / 112).ravel())
+    points = " ".join(f"{value:.4f}" for value in (face_alignment.TEMPLATE * size / 112).ravel())
     rows = list(zip(NAMES, TEMPLATE, MEDIA, FACENESS, strict=True))
     Path(f"{meta}face_tid_mid.txt").write_text("".join(f"{n} {t} {m}\n" for n, t, m, _ in rows))
     Path(f"{meta}template_pair_label.txt").write_text("".join("{} {} {}\n".format(*pair) for pair in PAIRS))
@@ -145,7 +143,7 @@ def test_a_similarity_is_found_again():
         angle, scale, shift = rng.uniform(-3, 3), rng.uniform(0.2, 4), rng.normal(size=2) * 50
         rotation = np.asarray([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         points = rng.normal(size=(5, 2)) * 30
-        found = align.similarity(points, scale * points @ rotation.T + shift)
+        found = face_alignment.similarity(points, scale * points @ rotation.T + shift)
         np.testing.assert_allclose(found, np.column_stack([scale * rotation, shift]), atol=1e-9)
 
 
@@ -158,7 +156,7 @@ def test_no_other_similarity_brings_the_points_nearer():
             float(((matrix[:, :2] @ s + matrix[:, 2] - t) ** 2).sum()) for s, t in zip(source, target, strict=True)
         )
 
-    best = align.similarity(source, target)
+    best = face_alignment.similarity(source, target)
     a, b = best[0, 0], best[1, 0]
     assert best[0, 1] == pytest.approx(-b) and best[1, 1] == pytest.approx(a), "a rotation, never a reflection"
     for _ in range(200):
@@ -173,26 +171,26 @@ def test_landmarks_land_on_the_template(size):
     # An image that says of each pixel where it is: red its column, green its row.
     rows, columns = np.mgrid[:160, :160].astype(np.uint8)
     field = np.stack([columns, rows, np.zeros_like(rows)], axis=2)
-    out = align.align_face(field, points, size, "")[:, :, :2].astype(float)
-    matrix = align.similarity(points, align.TEMPLATE * size / 112)
+    out = face_alignment.align_face(field, points, size, "")[:, :, :2].astype(float)
+    matrix = face_alignment.similarity(points, face_alignment.TEMPLATE * size / 112)
     linear, shift = matrix[:, :2], matrix[:, 2]
     for x, y in [(size // 3, size // 3), (size // 2, size // 2), (size // 2, 2 * size // 3)]:
         expected = np.linalg.solve(linear, np.asarray([x, y]) - shift)
         # PIL cuts off what is behind the point, so a grey level is met from below.
         assert (out[y, x] <= expected + 0.01).all() and (out[y, x] >= expected - 1.01).all()
     moved = points @ linear.T + shift
-    assert np.abs(moved - align.TEMPLATE * size / 112).max() < 6 * size / 112
+    assert np.abs(moved - face_alignment.TEMPLATE * size / 112).max() < 6 * size / 112
 
 
 def test_points_in_one_place_are_refused():
     with pytest.raises(UserError, match="photo"):
-        align.align_face(np.zeros((8, 8, 3), np.uint8), np.ones((5, 2)), 8, "photo")
+        face_alignment.align_face(np.zeros((8, 8, 3), np.uint8), np.ones((5, 2)), 8, "photo")
 
 
 def test_aligning_without_landmarks_names_the_picture(tmp_path):
     save(tmp_path / "set" / "a" / "x.png", 0, 50)
     save(tmp_path / "set" / "b" / "y.png", 1, 50)
-    points = (align.TEMPLATE / 4 + 9).tolist()
+    points = (face_alignment.TEMPLATE / 4 + 9).tolist()
     (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points}))
     with pytest.raises(UserError, match=r"b/y\.png.*no landmarks"):
         import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)

@@ -15,7 +15,6 @@ from trainkit.data import leakage
 from trainkit.data.leakage import (
     ALIKE,
     CELLS,
-    UNKNOWN,
     Held,
     cells,
     copies,
@@ -26,6 +25,7 @@ from trainkit.data.leakage import (
     sampled_rows,
     thumbnails,
 )
+from trainkit.data.record import UNKNOWN_CONTENT
 from trainkit.data.storage.image_store import Packed, Writer
 
 SIDE = 48
@@ -89,12 +89,14 @@ def test_copies_are_those_that_loops_find(samples, others):
     prints = np.asarray([content for content, _ in samples], np.uint64)
     label = np.asarray([kind for _, kind in samples], np.int64)
     there = np.asarray(others, np.uint64)
-    known = [content for content in others if content != UNKNOWN]
+    known = [content for content in others if content != UNKNOWN_CONTENT]
     by_hand = [[k, others.index(content)] for k, (content, _) in enumerate(samples) if content in known]
     assert copies(prints, there).tolist() == by_hand
     found = label_conflicts(prints, label)
     assert all(prints[a] == prints[b] and label[a] != label[b] for a, b in found)
-    several = {c for c, _ in samples if c != UNKNOWN and len({kind for other, kind in samples if other == c}) > 1}
+    several = {
+        c for c, _ in samples if c != UNKNOWN_CONTENT and len({kind for other, kind in samples if other == c}) > 1
+    }
     assert {int(prints[a]) for a, _ in found} == several
 
 

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 from table_sets import noise, parquet, png, put
 
-from trainkit.data import sources
-from trainkit.data.storage import import_images
+from trainkit.data import import_images, sources
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 

@@ -25,15 +25,14 @@ from PIL import Image
 from runs import ROOT
 
 from trainkit.data import cache as data_cache
-from trainkit.data import image_folder, repack, rows
+from trainkit.data import image_folder, import_images, repack, rows
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.rows import Rows
 from trainkit.data.scenes import label_maps, sources
-from trainkit.data.storage import import_images
-from trainkit.data.storage.boundary_distance import Distance, Distances, distances_once
+from trainkit.data.scenes.boundary_distance import Distance, Distances, distances_once
+from trainkit.data.scenes.mask_store import PackedMasks, pack_masks_once
 from trainkit.data.storage.image_store import Packed
-from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once
-from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 from trainkit.training.teacher_cache import StoredOutputs
 
@@ -118,7 +117,7 @@ def test_sets_that_were_written_before_are_read(written, monkeypatch, name, disk
 
 
 def test_what_is_written_today_has_the_digests_of_then(written, tmp_path, cache):
-    from tests.data.storage.test_volume_store import write
+    from tests.data.volumes.test_volume_store import write
 
     digests = {name: entry[0] for name, entry in json.loads((written / "digests.json").read_text()).items()}
     colours = scene_sets.COLOURS[: scene_sets.CLASSES]

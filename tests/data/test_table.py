@@ -19,13 +19,12 @@ from table_sets import lines, parquet, png, samples, shard
 from table_sets import squares as pictures
 
 from trainkit.cli import main
-from trainkit.data import hub, sources
+from trainkit.data import hub, import_images, sources
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
 from trainkit.data.scenes import verify
 from trainkit.data.scenes.sources import open_scenes
-from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 

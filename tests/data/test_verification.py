@@ -16,12 +16,11 @@ from click.testing import CliRunner
 
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import kinds, rows, verification
-from trainkit.data.storage import import_images
+from trainkit.data import import_images, kinds, rows, verification
 from trainkit.data.storage.image_store import Packed
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.verification import WARNING, Mistake
 from trainkit.data.volumes import importer
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -10,7 +10,7 @@ import torch
 from runs import PLUGIN, TOY
 
 from trainkit.config.run_request import RunRequest, load
-from trainkit.data.images import augment
+from trainkit.data import augment
 from trainkit.data.volumes import augment_intensity
 from trainkit.diagnostics import sync_audit, sync_emulation
 from trainkit.diagnostics.sync_emulation import Following

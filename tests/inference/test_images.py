@@ -17,7 +17,7 @@ from runs import ROOT
 from untrained_runs import made
 
 from trainkit.cli import main
-from trainkit.data.storage import import_images
+from trainkit.data import import_images
 from trainkit.errors import UserError
 from trainkit.inference import images, predict, scenes, table_writer
 

@@ -28,22 +28,15 @@ from trainkit.analysis import saved_rows
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import evaluation_sets, leakage, row_files, sources, table
-from trainkit.data.faces import align
-from trainkit.data.formats import (
-    image_decode,
-    insightface_bin,
-    nifti,
-    pairs_csv,
-    recordio,
-    table_files,
-)
+from trainkit.data import evaluation_sets, face_alignment, import_images, leakage, pairs_csv, row_files, sources, table
+from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio, table_files
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
-from trainkit.data.scenes import coco, files, label_files
+from trainkit.data.scenes import coco, files, label_files, mask_store
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.storage import image_store, import_images, mask_store, volume_store
+from trainkit.data.storage import image_store
 from trainkit.data.volumes import sources as volume_sources
+from trainkit.data.volumes import volume_store
 from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.export import export
@@ -82,7 +75,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "evaluations.recognise": _evaluation,
     "insightface_bin.read_bin": insightface_bin.read_bin,
     "pairs.read_csv": pairs_csv.read_csv,
-    "align.read_landmarks": align.read_landmarks,
+    "align.read_landmarks": face_alignment.read_landmarks,
     "pictures.decode": lambda path: image_decode.decode(path.read_bytes(), str(path)),
     "table.open_table": lambda path: list(_cells(table.open_table(path).content)),
     "table_files.open_streams": lambda path: list(_cells(table_files.open_streams([path]))),
@@ -226,7 +219,7 @@ def _masks(root: Path) -> Path:
 
 
 def _volumes(root: Path) -> Path:
-    from tests.data.storage.test_volume_store import write
+    from tests.data.volumes.test_volume_store import write
 
     return write(root / "set", cases=2).path
 
@@ -537,8 +530,7 @@ DOORS: dict[str, set[str]] = {
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
                          "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
     "volumes of the Decathlon": {"data/folders.py json.loads"},
-    "MXNet records": {"data/formats/recordio.py mmap.mmap", "data/formats/recordio.py numpy.frombuffer",
-                      "data/formats/recordio.py numpy.fromstring"},
+    "MXNet records": {"data/formats/recordio.py numpy.frombuffer"},
     "recordio.read_index": {"data/formats/recordio.py numpy.loadtxt"},
     "table.open_table": {"data/formats/table_files.py csv.reader", "data/formats/table_files.py json.loads",
                          "data/formats/table_files.py pyarrow.parquet.ParquetFile",
@@ -552,8 +544,8 @@ DOORS: dict[str, set[str]] = {
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/row_files.py numpy.lib.format.open_memmap"},
     "faces, packed": {"data/row_files.py json.loads", "data/rows.py mmap.mmap", "data/rows.py numpy.frombuffer"},
-    "masks, packed": {"data/storage/map_store.py zlib.decompressobj", "data/storage/map_store.py numpy.frombuffer"},
-    "volumes, packed": {"data/storage/volume_store.py json.loads"},
+    "masks, packed": {"data/scenes/map_store.py zlib.decompressobj", "data/scenes/map_store.py numpy.frombuffer"},
+    "volumes, packed": {"data/volumes/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
     "checkpoint": {"checkpoint/storage.py safetensors.torch.load", "checkpoint/verification.py json.loads"},
     "an export": {"data/folders.py json.loads"},

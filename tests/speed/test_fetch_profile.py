@@ -137,11 +137,11 @@ def test_the_files_that_it_knows_are_there():
     }
     assert found == {
         "augment": {
-            "images/augment.py", "images/clahe.py", "faces/align.py", "people/tokenizer.py", "scenes/augment.py",
+            "augment.py", "clahe.py", "face_alignment.py", "people/tokenizer.py", "scenes/augment.py",
             "volumes/augment.py", "volumes/augment_intensity.py", "volumes/augment_spatial.py",
         },
         "read": {
-            "storage/image_store.py", "storage/mask_store.py", "storage/volume_store.py", "storage/map_store.py",
+            "storage/image_store.py", "scenes/mask_store.py", "volumes/volume_store.py", "scenes/map_store.py",
             "storage/record_store.py", "rows.py", "volumes/patch_reader.py", "formats/recordio.py", "hub.py",
         },
         "decode": {"formats/image_decode.py", "formats/nifti.py"},

@@ -12,9 +12,9 @@ from typing import Any
 
 from PIL import Image
 
+from trainkit.data import import_images
 from trainkit.data.formats import heif, image_decode
 from trainkit.data.scenes import coco
-from trainkit.data.storage import import_images
 
 MB = 1 << 20
 READ = heif.is_installed()

@@ -12,7 +12,7 @@ from runs import ROOT, run
 from safetensors.torch import save_file
 
 from trainkit.config.loader import load
-from trainkit.data.faces import align
+from trainkit.data import face_alignment
 from trainkit.data.formats import recordio
 from trainkit.models import face_backbones
 
@@ -49,7 +49,7 @@ def records(folder: Path) -> None:
 
 def templates(folder: Path) -> None:
     """Six templates of two media each: three people, twice."""
-    points = " ".join(f"{value:.4f}" for value in (align.TEMPLATE * SIDE / 112).ravel())
+    points = " ".join(f"{value:.4f}" for value in (face_alignment.TEMPLATE * SIDE / 112).ravel())
     tables = {
         "face_tid_mid": [f"{i}.png {i // 2} {i}" for i in range(12)],
         "name_5pts_score": [f"{i}.png {points} 1" for i in range(12)],

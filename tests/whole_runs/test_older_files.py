@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data.storage.image_store import Packed
-from trainkit.data.storage.volume_store import PackedVolumes
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.tracking import journal

@@ -25,6 +25,7 @@ from PIL import Image
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data import kinds, leakage
 from trainkit.data.leakage import Held, Thumbnails
+from trainkit.data.record import UNKNOWN_CONTENT
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import write_aside
 from trainkit.interfaces import ChecksLeakage, ComparableSplit, Dataset
@@ -348,7 +349,7 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
         elif check == "subjects" and not (one.subjects and train.subjects):
             said = f"the {what} of its {one.noun} or of those of data.train are unknown"
             yield Finding(where, check, "unknown", 0, 0, said)
-        elif check == "copies" and (unknown := int((train.prints == leakage.UNKNOWN).sum())):
+        elif check == "copies" and (unknown := int((train.prints == UNKNOWN_CONTENT).sum())):
             said = f"the content of {unknown} {train.noun} of data.train, read in place, is not known; "
             said += "copies are found among those compared by look, or after trainkit data import"
             yield Finding(where, check, "unknown", 0, many, said)

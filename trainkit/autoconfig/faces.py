@@ -12,10 +12,9 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
 from trainkit.autoconfig.own_images import taken
 from trainkit.config.schema import Recipe
-from trainkit.data import folders, hub
-from trainkit.data.faces.align import LANDMARKS, check_records
+from trainkit.data import folders, hub, pairs_csv
+from trainkit.data.face_alignment import LANDMARKS, check_records
 from trainkit.data.faces.dataset import Faces
-from trainkit.data.formats import pairs_csv
 from trainkit.data.record import Source
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import Holdout

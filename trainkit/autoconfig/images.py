@@ -24,8 +24,8 @@ from trainkit.autoconfig.own_images import taken
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, sources
+from trainkit.data.augment import Light
 from trainkit.data.formats import image_decode
-from trainkit.data.images.augment import Light
 from trainkit.data.images.dataset import Images
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.sources import HELD_OUT

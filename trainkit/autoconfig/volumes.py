@@ -14,13 +14,12 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.sources import HELD_OUT
-from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.threads import each, threads
-from trainkit.data.volumes import channels, importer, label_names, reader, sources
+from trainkit.data.volumes import channels, importer, label_names, reader, sources, volume_store
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.sources import VolumeSource
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError, few, number_of
 from trainkit.models.patch_geometry import levels_for
 from trainkit.paths import locate

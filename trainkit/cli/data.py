@@ -83,8 +83,7 @@ def import_(
     """
     most = _share(damaged, damaged_most)
     _refuse_flags(given, "volumes" if volumes else "images" if given["size"] is not None else "faces")
-    from trainkit.data import hub, kinds
-    from trainkit.data.storage import import_images
+    from trainkit.data import hub, import_images, kinds
 
     if given["stream"] and not hub.is_hub(source):
         raise click.UsageError("--stream is for data sets of the hub, hf://owner/name")
@@ -309,7 +308,7 @@ def pairs(folder: Path, most: int) -> None:
 
     Example: trainkit data pairs held-out-people --most 6000
     """
-    from trainkit.data.formats import pairs_csv as drawing
+    from trainkit.data import pairs_csv as drawing
 
     count, people = drawing.write_drawn(folder, most)
     echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.data.formats import ijb, insightface_bin, pairs_csv
+from trainkit.data import pairs_csv
+from trainkit.data.formats import ijb, insightface_bin
 from trainkit.data.record import Source
 from trainkit.data.sources import repacked
 from trainkit.data.storage.image_store import Packed, is_packed

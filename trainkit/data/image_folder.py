@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import folders
-from trainkit.data.faces.align import LANDMARKS, read_landmarks
+from trainkit.data.face_alignment import LANDMARKS, read_landmarks
 from trainkit.data.formats import heif
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Record, Source

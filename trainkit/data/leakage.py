@@ -34,7 +34,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trainkit import rng
-from trainkit.data.loader import thread_pool
+from trainkit.data import thread_pool
+from trainkit.data.record import UNKNOWN_CONTENT
 from trainkit.errors import UserError, few
 from trainkit.files import write_aside
 from trainkit.paths import make_private
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
 
 VERSION = 1
 """Raised with any change to what is computed, so that what was kept is not taken for it."""
-
-UNKNOWN = 0
-"""Fingerprint of a sample whose content is not known: it is no copy of any other."""
 
 CELLS = 16
 """Side of the small grey images."""
@@ -122,7 +120,7 @@ def held_in(packed: Packed, rows: np.ndarray | None = None, **more: Any) -> Held
 
 def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Find fingerprints that are in another set too: their places, and the first there, int64 (pairs, 2)."""
-    same = np.flatnonzero((here != UNKNOWN) & np.isin(here, there))
+    same = np.flatnonzero((here != UNKNOWN_CONTENT) & np.isin(here, there))
     if not len(same):
         return np.empty((0, 2), np.int64)
     order = np.argsort(there, kind="stable")
@@ -131,13 +129,13 @@ def copies(here: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 def equal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Compare the contents of pairs of samples by their fingerprints, bool (pairs,); False where one is not known."""
-    return (here == there) & (here != UNKNOWN)
+    return (here == there) & (here != UNKNOWN_CONTENT)
 
 
 def repeats(prints: np.ndarray) -> np.ndarray:
     """Find fingerprints that a set has more than once: the place of the first, and of each other, int64 (pairs, 2)."""
     _, first, number = np.unique(prints, return_index=True, return_inverse=True)
-    again = np.flatnonzero((first[number] != np.arange(len(prints))) & (prints != UNKNOWN))
+    again = np.flatnonzero((first[number] != np.arange(len(prints))) & (prints != UNKNOWN_CONTENT))
     return np.stack([first[number[again]], again], 1)
 
 

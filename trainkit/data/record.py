@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+UNKNOWN_CONTENT = 0
+"""Fingerprint of a sample whose content is not known: it is no copy of any other."""
+
 Columns = Mapping[Any, str]
 """Columns of a table by what they are taken for: `{"label": "fine_label"}`."""
 

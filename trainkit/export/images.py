@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.config.schema import Recipe
-from trainkit.data.images import preprocess
-from trainkit.data.images.preprocess import Preparation
 from trainkit.errors import UserError, few
 from trainkit.export import files
 from trainkit.export.agreement import (
@@ -33,6 +31,8 @@ from trainkit.export.agreement import (
 )
 from trainkit.export.files import CONFIG, Format, Outputs
 from trainkit.files import Json, write_aside
+from trainkit.inference import preprocess
+from trainkit.inference.preprocess import Preparation
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, Split, Task
 from trainkit.models.face_backbones import WithHead

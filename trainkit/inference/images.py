@@ -14,19 +14,18 @@ import numpy as np
 import torch
 
 from trainkit.data import kinds
-from trainkit.data.faces.align import LANDMARKS, read_landmarks
+from trainkit.data.face_alignment import LANDMARKS, read_landmarks
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
-from trainkit.data.images import preprocess
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
-from trainkit.inference import samples
+from trainkit.inference import preprocess, samples
 from trainkit.inference import table_writer as tables
 from trainkit.inference.output_folder import Predicted, Request
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 
 if TYPE_CHECKING:
-    from trainkit.data.images.preprocess import Preparation
+    from trainkit.inference.preprocess import Preparation
     from trainkit.inference.table_writer import Columns
 
 PLAIN = "pictures"
@@ -97,7 +96,7 @@ class _Network:
         def read(record: Record) -> tuple[Record, np.ndarray]:
             pixels = pixels_of(record)
             if not aligned or (by_points and record.landmarks is not None):
-                from trainkit.data.faces.align import align_face
+                from trainkit.data.face_alignment import align_face
 
                 if record.landmarks is None:
                     raise UserError(record.where, "no landmarks", "five points", "add them to landmarks5.json")

@@ -19,10 +19,9 @@ import numpy as np
 
 from trainkit.config import loader
 from trainkit.data.formats import image_decode
-from trainkit.data.images import preprocess
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.errors import UserError
-from trainkit.inference import predictor, samples
+from trainkit.inference import predictor, preprocess, samples
 from trainkit.inference.predictor import Predictor
 from trainkit.inference.served_requests import check_size, guard, pixel_limit
 from trainkit.inference.trained_model import read_meta

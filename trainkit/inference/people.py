@@ -16,18 +16,17 @@ import torch
 
 from trainkit.data import sources
 from trainkit.data.formats import image_decode
-from trainkit.data.images import preprocess
 from trainkit.data.people import tokenizer
 from trainkit.data.people.dataset import People
 from trainkit.errors import UserError, number_of
-from trainkit.inference import samples
+from trainkit.inference import preprocess, samples
 from trainkit.inference import table_writer as tables
 from trainkit.inference.output_folder import Predicted, Request
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
 from trainkit.interfaces import MODALITIES, RGB, TEXT
 
 if TYPE_CHECKING:
-    from trainkit.data.images.preprocess import Preparation
+    from trainkit.inference.preprocess import Preparation
     from trainkit.inference.table_writer import Columns
     from trainkit.models.reid import ReidNet
 

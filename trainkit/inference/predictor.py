@@ -13,9 +13,9 @@ from trainkit.config import loader
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.data import kinds
 from trainkit.data.folders import read_json
-from trainkit.data.images import preprocess
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError
+from trainkit.inference import preprocess
 from trainkit.inference.table_writer import Columns
 from trainkit.inference.trained_model import JSON_BYTES, Rebuilt, meta_of, placed, read_meta
 from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, LabelsImages, LabelsVolumes

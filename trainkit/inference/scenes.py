@@ -161,7 +161,7 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     """Predict the class of every pixel of an image (height, width, 3), uint8 (height, width)."""
     import torch
 
-    from trainkit.data.images import augment
+    from trainkit.data import augment
 
     data, task = cast("Scenes", made.recipe.data), cast(LabelsImages, made.recipe.task)
     seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")

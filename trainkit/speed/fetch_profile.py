@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
-from trainkit.data.loader import thread_pool
+from trainkit.data import thread_pool
 
 KINDS = ("read", "decode", "augment", "collate", "other")
 
 _PYTHON: tuple[tuple[str, str], ...] = (
-    (r"trainkit/data/\w+/(augment\w*|clahe|align|tokenizer)\.py:", "augment"),
+    (r"trainkit/data/(?:\w+/)?(augment\w*|clahe|face_alignment|tokenizer)\.py:", "augment"),
     (r"/(timm/data/(transforms|auto_augment|random_erasing|mixup)\w*|torchvision/transforms/.*)\.py:", "augment"),
-    (r"trainkit/data/(rows|storage/\w+_store|volumes/patch_reader|formats/recordio|hub)\.py:", "read"),
+    (r"trainkit/data/(rows|(?:\w+/)?\w+_store|volumes/patch_reader|formats/recordio|hub)\.py:", "read"),
     (r"/(numpy/_core/memmap|h5py/.*|pyarrow/.*)\.py:", "read"),
     (r"trainkit/data/formats/(image_decode|nifti)\.py:", "decode"),
     (r"/PIL/(ImageFile|\w+ImagePlugin)\.py:", "decode"),

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from trainkit.data import evaluation_sets, hub, sources
+from trainkit.data import evaluation_sets, hub, import_images, sources
 from trainkit.data.cache import cache_root, place
 from trainkit.data.faces.dataset import Faces, _mirrored
-from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.interfaces import Data

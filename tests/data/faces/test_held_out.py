@@ -12,10 +12,10 @@ from PIL import Image
 
 from trainkit.analysis import data_integrity
 from trainkit.config import run_request
-from trainkit.data.faces.align import align_face
+from trainkit.data import import_images
+from trainkit.data.face_alignment import align_face
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.leakage import leaks
-from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 SIZE = 8

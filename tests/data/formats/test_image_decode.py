@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4

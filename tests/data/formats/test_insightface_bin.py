@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.formats import insightface_bin, pairs_csv
+from trainkit.data import pairs_csv
+from trainkit.data.formats import insightface_bin
+from trainkit.data.import_images import import_faces
 from trainkit.data.storage.image_store import Packed
-from trainkit.data.storage.import_images import import_faces
 from trainkit.errors import UserError
 
 DATA = Path(__file__).parents[4] / "shared" / "data"

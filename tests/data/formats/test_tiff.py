@@ -9,9 +9,9 @@ import pytest
 from decompression_bombs import grey, tiff
 from PIL import Image
 
+from trainkit.data import import_images
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes.files import Scene, header
-from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 

@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trainkit.data import rows
+from trainkit.data import import_images, rows
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
-from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 SIZE = 16

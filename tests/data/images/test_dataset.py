@@ -15,7 +15,7 @@ from PIL import Image
 
 from trainkit.config import validation
 from trainkit.config.schema import TABLES, Evaluation
-from trainkit.data.images.augment import Light
+from trainkit.data.augment import Light
 from trainkit.data.images.dataset import Images
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.synthetic import eyes as sample_eyes

@@ -20,8 +20,8 @@ from trainkit.config import validation
 from trainkit.config.schedule import Curve
 from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
-from trainkit.data.images import augment
-from trainkit.data.images.augment import Light
+from trainkit.data import augment
+from trainkit.data.augment import Light
 from trainkit.data.people import dataset
 from trainkit.data.people.dataset import ModalityDropout, People
 from trainkit.data.people.modalities import subsets

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainkit.data import import_images
 from trainkit.data.people import index as people_index
 from trainkit.data.people import modalities, sources
 from trainkit.data.people.index import PeopleIndex, indexed
 from trainkit.data.people.records import Records
-from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, TEXT
 

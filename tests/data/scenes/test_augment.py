@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from trainkit.config.validation import validate
-from trainkit.data.images.augment import Distort
+from trainkit.data.augment import Distort
 from trainkit.data.scenes import augment
 from trainkit.data.scenes.augment import Cuts, SceneAugment, cut_map, cut_picture, nearest, place
 

@@ -13,12 +13,12 @@ from runs import environment
 from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
-from trainkit.data.images.augment import Distort
+from trainkit.data.augment import Distort
 from trainkit.data.scenes import dataset, size_checks
 from trainkit.data.scenes.augment import SceneAugment
+from trainkit.data.scenes.boundary_distance import STEP, Distance, distances_once
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import SceneCrops, SceneSet
-from trainkit.data.storage.boundary_distance import STEP, Distance, distances_once
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, Data
 

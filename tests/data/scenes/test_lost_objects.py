@@ -11,8 +11,8 @@ from PIL import Image
 
 from trainkit.data.scenes import label_maps, outlines, verify
 from trainkit.data.scenes.dataset import Scenes
+from trainkit.data.scenes.mask_store import PackedMasks, pack_masks_once
 from trainkit.data.scenes.sources import open_scenes
-from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once
 from trainkit.errors import UserError
 
 

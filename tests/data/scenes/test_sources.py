@@ -12,12 +12,12 @@ import pytest
 import scene_sets
 from PIL import Image
 
+from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import image_lists, label_maps, sources
+from trainkit.data.scenes import image_lists, label_maps, mask_store, sources
 from trainkit.data.scenes.files import classes_of, picture_shape
 from trainkit.data.scenes.label_maps import from_palette, numbered
 from trainkit.data.scenes.sources import open_scenes
-from trainkit.data.storage import import_images, mask_store
 from trainkit.errors import UserError
 
 LABELS = numbered(scene_sets.NAMES[: scene_sets.CLASSES])

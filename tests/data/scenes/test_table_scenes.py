@@ -9,11 +9,10 @@ import scene_sets
 from PIL import Image
 
 from trainkit.data import hub
-from trainkit.data.scenes import table_scenes
+from trainkit.data.scenes import mask_store, table_scenes
 from trainkit.data.scenes.files import classes_of
 from trainkit.data.scenes.label_maps import numbered
 from trainkit.data.scenes.sources import open_scenes
-from trainkit.data.storage import mask_store
 from trainkit.errors import UserError
 
 LABELS = numbered(scene_sets.NAMES[: scene_sets.CLASSES])

@@ -9,11 +9,9 @@ import packed_rows
 import pytest
 from PIL import Image
 
-from trainkit.data import rows, rows_writer
+from trainkit.data import import_images, rows, rows_writer, thread_pool, verify_images
 from trainkit.data.formats import image_decode
-from trainkit.data.images import verify
-from trainkit.data.loader import thread_pool
-from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Writer
 from trainkit.errors import UserError
 
@@ -109,7 +107,9 @@ def test_pictures_of_any_shape_are_kept(tmp_path, store):
         assert (data.picture(row) == images[row].transpose(1, 2, 0)).all() and data.picture(row).flags.c_contiguous
     with pytest.raises(ValueError, match="4 x 6, not squares"):
         _ = data.image_size
-    assert verify.info(tmp_path / "set")["image_size"] == "4 x 6" and verify.verify(tmp_path / "set") == []
+    assert (
+        verify_images.info(tmp_path / "set")["image_size"] == "4 x 6" and verify_images.verify(tmp_path / "set") == []
+    )
 
 
 def own_sizes(tmp_path: Path) -> Path:
@@ -139,7 +139,7 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
         with pytest.raises(ValueError, match="row"):
             data.picture(row)
     assert len(set(data.contents().tolist())) == 4
-    assert verify.info(tmp_path / "set")["image_size"] == "their own sizes"
+    assert verify_images.info(tmp_path / "set")["image_size"] == "their own sizes"
     again = import_images.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
     direct = import_images.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
     assert again.digest == direct.digest
@@ -169,7 +169,7 @@ def test_groups_are_kept_and_travel_to_workers(tmp_path):
     for one in (data, pickle.loads(pickle.dumps(data))):
         assert one.group_names == ("0", "1", "2", "3") and one.groups.tolist() == [0, 1, 2, 3] * 3
         assert one.groups.dtype == np.int64
-    assert verify.info(data.path)["groups"] == 4
+    assert verify_images.info(data.path)["groups"] == 4
     import_images.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
     assert Packed(tmp_path / "plain").digest != data.digest, "groups are part of what a set is"
 
@@ -225,10 +225,10 @@ def test_every_flipped_byte_of_every_file_is_noticed(folder):
             if file.name == "manifest.json":
                 noticed = _refuses(folder) or Packed(folder).digest == json.loads(whole)["digest"]
             else:
-                noticed = _refuses(folder) and verify.verify(folder) != []
+                noticed = _refuses(folder) and verify_images.verify(folder) != []
             assert noticed, (file.name, int(place))
         file.write_bytes(whole)
-    assert verify.verify(folder) == []
+    assert verify_images.verify(folder) == []
 
 
 def _refuses(folder: Path) -> bool:
@@ -331,7 +331,7 @@ def test_odd_things_are_warnings(tmp_path):
     (other / "z").mkdir(parents=True)
     Image.fromarray(picture(21)).save(other / "z" / "0.bmp")
     import_images.import_faces(other, tmp_path / "evaluation", image_size=SIZE)
-    problems = verify.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
+    problems = verify_images.verify(tmp_path / "set", against=[tmp_path / "evaluation"])
     assert all(problem.startswith("warning: ") for problem in problems) and len(problems) == 3
     single, double, shared = problems
     assert "twin" in single
@@ -340,7 +340,7 @@ def test_odd_things_are_warnings(tmp_path):
 
 
 def test_info_says_what_is_there(folder):
-    facts = verify.info(folder)
+    facts = verify_images.info(folder)
     assert facts["images"] == 12 and facts["classes"] == 3
     assert facts["images_per_class"] == {"least": 4, "median": 4.0, "most": 4}
     assert facts["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "manifest.json")

@@ -15,11 +15,11 @@ import record_files
 from runs import ROOT, all_same, run, stop_after
 
 from trainkit.analysis import data_integrity
-from trainkit.data import sources
+from trainkit.data import import_images, sources
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import recordio
 from trainkit.data.loader.damaged_samples import Replacing
-from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.storage.record_store import Records
 from trainkit.errors import UserError

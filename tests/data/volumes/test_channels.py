@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from organ_volumes import affine, put, put_set, read_volume, volume
 
 from trainkit.cli import main
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, preprocess, verify
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.augment_intensity import Gamma, Noise
@@ -20,6 +19,7 @@ from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.data.volumes.sources import open_volumes
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 
 IDS = ("a", "b")

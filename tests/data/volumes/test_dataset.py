@@ -17,12 +17,12 @@ from trainkit import files
 from trainkit.config.schema import Loader
 from trainkit.config.validation import validate
 from trainkit.data.loader import stream
-from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.data.volumes.augment import Noise, Rotate, VolumeAugment
 from trainkit.data.volumes.dataset import Volumes, fold_of
 from trainkit.data.volumes.patch_reader import PatchReader, cut
 from trainkit.data.volumes.preprocess import Preparation
 from trainkit.data.volumes.splits import CaseSplit, PatchSplit
+from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.errors import UserError
 from trainkit.interfaces import Data
 from trainkit.training.plan import Plan

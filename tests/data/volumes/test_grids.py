@@ -10,8 +10,8 @@ from organ_volumes import affine, put, put_case, put_set, volume
 
 from trainkit.data.formats import nifti_header
 from trainkit.data.formats.nifti import read_header
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, verify
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 from trainkit.inference import volumes as prediction
 from trainkit.interfaces import DatasetInfo

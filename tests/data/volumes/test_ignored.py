@@ -11,11 +11,11 @@ import pytest
 import torch
 from organ_volumes import affine, put
 
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import importer, verify
 from trainkit.data.volumes.augment import Rotate, VolumeAugment
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.label_names import Classes, classes_named, of_json
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, DatasetInfo, StepContext
 from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets

@@ -18,10 +18,9 @@ from organ_volumes import affine, put, put_case, put_set, read_volume, volume
 from trainkit.cli import main
 from trainkit.data import folders
 from trainkit.data.formats import nifti
-from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import fingerprint, importer, preprocess, reader, sources, verify
+from trainkit.data.volumes import fingerprint, importer, preprocess, reader, sources, verify, volume_store
 from trainkit.data.volumes.preprocess import Preparation
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 
 
@@ -353,7 +352,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 
-from trainkit.data.storage import volume_store
+from trainkit.data.volumes import volume_store
 from trainkit.data.volumes import importer
 
 files, out, most = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

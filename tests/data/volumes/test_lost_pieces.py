@@ -7,9 +7,9 @@ from organ_volumes import affine, put_case
 from scipy import ndimage
 
 from trainkit.cli import main
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.volumes import fingerprint, importer, verify
 from trainkit.data.volumes.dataset import Volumes
+from trainkit.data.volumes.volume_store import PackedVolumes
 
 NAMES = ["liver", "lesion"]
 COARSE = (4.0, 4.0, 4.0)

@@ -13,15 +13,14 @@ import numpy as np
 from pydantic import Field
 
 from trainkit import rng
-from trainkit.data import evaluation_sets, hub, leakage, sources
+from trainkit.data import evaluation_sets, hub, import_images, leakage, sources
 from trainkit.data.evaluation_sets import Evaluation
+from trainkit.data.face_alignment import LANDMARKS
 from trainkit.data.faces import held_out
-from trainkit.data.faces.align import LANDMARKS
 from trainkit.data.leakage import Held
 from trainkit.data.record import Source
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import TrainSplit, check_evaluate, evaluated, missing
-from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs, Protocol

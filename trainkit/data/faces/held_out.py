@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.formats import pairs_csv
+from trainkit.data import pairs_csv
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.evaluation_protocols import Pairs

@@ -16,9 +16,8 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Deviation, Fraction, Positive, Side
-from trainkit.data import image_folder, sources
-from trainkit.data.images import augment
-from trainkit.data.images.augment import AnyAugment, Augment, Light, Plain, Timm
+from trainkit.data import augment, image_folder, import_images, sources
+from trainkit.data.augment import AnyAugment, Augment, Light, Plain, Timm
 from trainkit.data.leakage import Held, held_in
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import (
@@ -31,7 +30,6 @@ from trainkit.data.split import (
     evaluated,
     missing,
 )
-from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation

@@ -29,7 +29,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainkit.config.schema import Loader
-from trainkit.data.loader import batch_memory, thread_pool
+from trainkit.data import thread_pool
+from trainkit.data.loader import batch_memory
 from trainkit.data.loader.batch_memory import BatchMemory
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Batch

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Deviation, Fraction, FractionBelowOne, Side, Whole
-from trainkit.data.images import augment
-from trainkit.data.images.augment import Light, Plain
+from trainkit.data import augment, import_images
+from trainkit.data.augment import Light, Plain
 from trainkit.data.leakage import Held, held_in
 from trainkit.data.people import index as people_index
 from trainkit.data.people import pk_report, tokenizer
@@ -28,7 +28,6 @@ from trainkit.data.people.searches import SameCamera, combined, searches
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, by_another_seed, check_leaks, evaluated, key, missing
-from trainkit.data.storage import import_images
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search

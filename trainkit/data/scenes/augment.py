@@ -18,8 +18,8 @@ import numpy as np
 
 from trainkit import rng
 from trainkit.config.ranges import Fraction, Ratio
-from trainkit.data.images import augment
-from trainkit.data.images.augment import Distort, Light
+from trainkit.data import augment
+from trainkit.data.augment import Distort, Light
 from trainkit.lazy_torch import torch
 
 if TYPE_CHECKING:

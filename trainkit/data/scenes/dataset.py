@@ -10,18 +10,18 @@ import numpy as np
 from pydantic import Field
 
 from trainkit.config.ranges import Deviation, Fraction
+from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import label_maps, size_checks
+from trainkit.data.scenes import boundary_distance, label_maps, mask_store, size_checks
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.augment import SceneAugment
+from trainkit.data.scenes.boundary_distance import Distance
 from trainkit.data.scenes.label_maps import Colour, Labels
 from trainkit.data.scenes.oddities import oddities
 from trainkit.data.scenes.size_checks import CROP_LIMIT, LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
 from trainkit.data.split import check_leaks, check_names, key, missing
-from trainkit.data.storage import boundary_distance, import_images, mask_store
-from trainkit.data.storage.boundary_distance import Distance
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
 

@@ -9,16 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-from trainkit.data import leakage
-from trainkit.data.images import augment
+from trainkit.data import augment, leakage
 from trainkit.data.leakage import Held
+from trainkit.data.scenes import boundary_distance
 from trainkit.data.scenes.augment import Cuts, SceneAugment, cut_map, cut_picture
+from trainkit.data.scenes.boundary_distance import Distances
 from trainkit.data.scenes.label_maps import Colour
+from trainkit.data.scenes.mask_store import PackedMasks
 from trainkit.data.split import EvalSplit, TrainSplit, spread
-from trainkit.data.storage import boundary_distance
-from trainkit.data.storage.boundary_distance import Distances
 from trainkit.data.storage.image_store import Packed
-from trainkit.data.storage.mask_store import PackedMasks
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes as ScenesProtocol
 from trainkit.interfaces import IGNORED, Batch

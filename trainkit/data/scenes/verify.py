@@ -18,9 +18,8 @@ import numpy as np
 from trainkit.data import hub, kinds, sources, verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
-from trainkit.data.images.verify import sizes
 from trainkit.data.leakage import Held
-from trainkit.data.scenes import files, label_maps
+from trainkit.data.scenes import files, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
@@ -28,9 +27,10 @@ from trainkit.data.scenes.lost_objects import Fates, Tally, fates
 from trainkit.data.scenes.oddities import oddities
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import key as key_of
-from trainkit.data.storage import image_store, mask_store
+from trainkit.data.storage import image_store
 from trainkit.data.threads import attempt, each, threads
 from trainkit.data.verification import WARNING, Examined, Mistake, Step
+from trainkit.data.verify_images import sizes
 from trainkit.errors import UserError, few
 
 if TYPE_CHECKING:

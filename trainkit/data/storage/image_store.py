@@ -37,9 +37,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from trainkit.data import repack, row_files
+from trainkit.data import repack, row_files, thread_pool
 from trainkit.data.formats import image_decode
-from trainkit.data.loader import thread_pool
 from trainkit.data.row_files import ABSENT, REBUILD, Column, Form, Part, Text, is_count, is_packed
 from trainkit.data.rows import Rows
 from trainkit.data.rows_writer import Writer as RowWriter

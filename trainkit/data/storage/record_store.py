@@ -4,7 +4,7 @@ Rows, numbers of classes and pixels are those of that set, so a training on eith
 
 - An image has no checksum. Magic number, length and header of its record are checked whenever it is read, and that it
   can be decoded; a bit that flipped in an image may go unseen.
-- What an image shows is known only when it is decoded. So all fingerprints are `leakage.UNKNOWN`; those of some rows
+- What an image shows is known only when it is decoded. So all fingerprints are `UNKNOWN_CONTENT`; those of some rows
   are asked for by `at`.
 - The digest is of the files (`recordio.Table`) and the size of images, not of what a packed set consists of.
 """
@@ -21,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.data import leakage
 from trainkit.data.formats import recordio
 from trainkit.data.formats.image_decode import Fit
-from trainkit.data.record import Source
+from trainkit.data.record import UNKNOWN_CONTENT, Source
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -66,7 +65,7 @@ class Records(Packed):
         else:
             found, label = np.unique(label, return_inverse=True)
             self._names = found.tolist()
-        self._columns = {"label": label, "content": np.broadcast_to(np.uint64(leakage.UNKNOWN), rows)}
+        self._columns = {"label": label, "content": np.broadcast_to(np.uint64(UNKNOWN_CONTENT), rows)}
         self._file = self.path.open("rb", buffering=0)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)

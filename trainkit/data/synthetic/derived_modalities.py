@@ -30,9 +30,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageFilter
 
-from trainkit.data import cache, image_folder
+from trainkit.data import cache, image_folder, import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.storage import import_images
 from trainkit.data.synthetic.drawing import generator, listed, save, to_bytes
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from trainkit.config.ranges import Factor, Fraction
-from trainkit.data.images.augment import check_order
+from trainkit.data.augment import check_order
 from trainkit.data.volumes import augment_spatial
 from trainkit.data.volumes.augment_spatial import ControlSpacing, Draws, spread
 from trainkit.lazy_torch import torch

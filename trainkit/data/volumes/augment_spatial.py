@@ -12,7 +12,7 @@ from pydantic import Field
 
 from trainkit import rng
 from trainkit.config.ranges import Fraction
-from trainkit.data.images.augment import check_order
+from trainkit.data.augment import check_order
 from trainkit.lazy_torch import torch
 
 if TYPE_CHECKING:

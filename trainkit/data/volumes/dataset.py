@@ -18,14 +18,13 @@ from trainkit.config.ranges import Fraction, Side, Whole
 from trainkit.data import sources
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
-from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import PackedVolumes
-from trainkit.data.volumes import channels, fingerprint, importer, label_names
+from trainkit.data.volumes import channels, fingerprint, importer, label_names, volume_store
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.data.volumes.sources import VolumeSource
 from trainkit.data.volumes.splits import CaseSplit, PatchSplit
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
 from trainkit.paths import locate

@@ -14,10 +14,9 @@ import numpy as np
 from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti_header import Header
 from trainkit.data.leakage import repeats
-from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import CaseInfo
-from trainkit.data.volumes import preprocess
+from trainkit.data.volumes import preprocess, volume_store
 from trainkit.data.volumes.preprocess import PLANES, Preparation
+from trainkit.data.volumes.volume_store import CaseInfo
 from trainkit.errors import few, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.terminal import aligned

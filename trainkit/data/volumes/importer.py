@@ -19,14 +19,14 @@ from trainkit.data.cache import Progress
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header, size_text
 from trainkit.data.sources import split_of
-from trainkit.data.storage import image_store, volume_store
-from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
+from trainkit.data.storage import image_store
 from trainkit.data.threads import attempt, each, threads
-from trainkit.data.volumes import channels, fingerprint, label_names, preprocess, reader, sources
+from trainkit.data.volumes import channels, fingerprint, label_names, preprocess, reader, sources, volume_store
 from trainkit.data.volumes.fingerprint import Record
 from trainkit.data.volumes.label_names import Classes
 from trainkit.data.volumes.preprocess import Preparation, three
 from trainkit.data.volumes.sources import Case, VolumeSource
+from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED

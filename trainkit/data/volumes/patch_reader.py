@@ -17,7 +17,7 @@ from trainkit.lazy_torch import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainkit.data.storage.volume_store import PackedVolumes
+    from trainkit.data.volumes.volume_store import PackedVolumes
 
 
 class PatchReader:

@@ -12,9 +12,9 @@ import numpy as np
 
 from trainkit import rng
 from trainkit.data.leakage import Held
-from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.patch_reader import PatchReader
+from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import Batch, Split

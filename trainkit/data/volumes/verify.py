@@ -13,13 +13,12 @@ from trainkit.data import verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import volume_grid
 from trainkit.data.leakage import Held
-from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import PackedVolumes
 from trainkit.data.verification import Examined, Step
-from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources
+from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources, volume_store
 from trainkit.data.volumes.fingerprint import Record, by
 from trainkit.data.volumes.preprocess import PLANES, Preparation, three
 from trainkit.data.volumes.sources import Case, VolumeSource
+from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError, listing
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED

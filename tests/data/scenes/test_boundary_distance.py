@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from trainkit.config.validation import validate
-from trainkit.data.scenes import files, label_maps, sources
-from trainkit.data.storage import boundary_distance, mask_store
-from trainkit.data.storage.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
+from trainkit.data.scenes import boundary_distance, files, label_maps, mask_store, sources
+from trainkit.data.scenes.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
 

@@ -27,15 +27,15 @@ from trainkit.data import cache, repack
 from trainkit.data.cache import Progress
 from trainkit.data.row_files import REBUILD, Form, Layout, is_text
 from trainkit.data.rows_writer import Writer
-from trainkit.data.storage import map_store
-from trainkit.data.storage.map_store import CompressedMaps
+from trainkit.data.scenes import map_store
+from trainkit.data.scenes.map_store import CompressedMaps
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 if TYPE_CHECKING:
-    from trainkit.data.storage.mask_store import PackedMasks
+    from trainkit.data.scenes.mask_store import PackedMasks
 
 FORMAT = "trainkit-distances"
 VERSION = 1

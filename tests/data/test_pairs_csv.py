@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from trainkit.cli import main
-from trainkit.data.formats import pairs_csv
+from trainkit.data import pairs_csv
 from trainkit.errors import UserError
 from trainkit.metrics import verification
 

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image
 
 from trainkit import terminal
-from trainkit.data import image_folder
-from trainkit.data.storage import import_images
+from trainkit.data import image_folder, import_images
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from trainkit.data import image_folder
-from trainkit.data.storage import image_store, import_images
+from trainkit.data.storage import image_store; from trainkit.data import import_images
 
 add = image_store.Writer.add
 

@@ -8,7 +8,7 @@ import torch
 
 from trainkit.config.schema import Loader
 from trainkit.config.units import Span
-from trainkit.data.loader import thread_pool
+from trainkit.data import thread_pool
 from trainkit.data.loader.workers import Workers
 
 

@@ -15,8 +15,8 @@ from torchvision.transforms.v2 import functional as tv
 
 from trainkit.config import validation
 from trainkit.config.schema import TABLES, Loader
-from trainkit.data.images import augment, clahe
-from trainkit.data.images.augment import NUMBERS, Affine, Distort, Light, Timm
+from trainkit.data import augment, clahe
+from trainkit.data.augment import NUMBERS, Affine, Distort, Light, Timm
 from trainkit.data.images.dataset import Images
 from trainkit.data.loader import stream
 from trainkit.errors import UserError

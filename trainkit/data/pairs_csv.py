@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.faces.align import LANDMARKS, read_landmarks
+from trainkit.data.face_alignment import LANDMARKS, read_landmarks
 from trainkit.data.folders import inside
 from trainkit.data.formats.table_files import csv_lines
 from trainkit.data.record import Record, Source

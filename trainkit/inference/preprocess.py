@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.data.faces.align import LANDMARKS
+from trainkit.data import augment
+from trainkit.data.augment import Timm
+from trainkit.data.face_alignment import LANDMARKS
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
-from trainkit.data.images import augment
-from trainkit.data.images.augment import Timm
 from trainkit.data.images.dataset import Images
 from trainkit.data.people.dataset import People
 

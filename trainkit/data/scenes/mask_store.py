@@ -27,10 +27,9 @@ from trainkit.data import cache, repack
 from trainkit.data.cache import Progress
 from trainkit.data.row_files import ABSENT, Column, Form, Layout, Text, is_count, is_list, is_text
 from trainkit.data.rows_writer import Writer, line
-from trainkit.data.scenes import files
+from trainkit.data.scenes import files, map_store
 from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
-from trainkit.data.storage import map_store
-from trainkit.data.storage.map_store import CompressedMaps
+from trainkit.data.scenes.map_store import CompressedMaps
 from trainkit.data.threads import attempt, each, threads
 from trainkit.errors import UserError, listing, number_of
 from trainkit.files import Json

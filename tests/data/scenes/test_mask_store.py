@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from trainkit.data.scenes import files, label_maps, sources
-from trainkit.data.storage import map_store, mask_store
-from trainkit.data.storage.mask_store import PackedMasks, pack_masks_once, resized
+from trainkit.data.scenes import files, label_maps, map_store, mask_store, sources
+from trainkit.data.scenes.mask_store import PackedMasks, pack_masks_once, resized
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.storage import volume_store
-from trainkit.data.storage.volume_store import CaseInfo, PackedVolumes, Writer
+from trainkit.data.volumes import volume_store
 from trainkit.data.volumes.preprocess import Preparation
+from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.errors import UserError
 from trainkit.files import sha256
 

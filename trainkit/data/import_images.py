@@ -13,13 +13,12 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from trainkit.data import cache, evaluation_sets, folders, repack, sources
+from trainkit.data import cache, evaluation_sets, folders, repack, sources, verify_images
 from trainkit.data.cache import Progress
 from trainkit.data.evaluation_sets import Evaluation
-from trainkit.data.faces.align import align_face, check_records
+from trainkit.data.face_alignment import align_face, check_records
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
-from trainkit.data.images import verify
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.storage import image_store, record_store
 from trainkit.data.storage.image_store import Packed, Store, Writer
@@ -232,7 +231,7 @@ class _Rows:
         if source.label and not source.names and not self._labels.has_texts:
             notes.append(f"the column {source.label} holds numbers without names: the numbers are the class names")
         if result.size is None:
-            spread = verify.sizes(np.asarray(self._sizes).reshape(-1, 2))
+            spread = verify_images.sizes(np.asarray(self._sizes).reshape(-1, 2))
             notes.append(f"images keep their own sizes (height x width): {spread}")
         return Report(
             result.path,
@@ -242,7 +241,7 @@ class _Rows:
             result.store,
             result.digest,
             renumbered,
-            notes + verify.oddities(result),
+            notes + verify_images.oddities(result),
             len(result.group_names),
         )
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data.faces import align
+from trainkit.data import face_alignment, import_images
 from trainkit.data.record import Record
-from trainkit.data.storage import import_images
 from trainkit.errors import UserError
 
 LFW = Path(__file__).parents[4] / "shared" / "data" / "faces_lfw112" / "unaligned250"
@@ -29,7 +28,7 @@ WRONG = {
 
 def reason(points: np.ndarray, side: int = 112) -> str | None:
     try:
-        align.check_landmarks(points, "a", (side, side))
+        face_alignment.check_landmarks(points, "a", (side, side))
     except UserError as error:
         return f"{error.found}; {error.remedy}"
     return None
@@ -37,7 +36,7 @@ def reason(points: np.ndarray, side: int = 112) -> str | None:
 
 def seen_from(yaw: float, pitch: float) -> np.ndarray:
     """Points of the template, the nose before the face, after the head has turned."""
-    flat = align.TEMPLATE - align.TEMPLATE.mean(0)
+    flat = face_alignment.TEMPLATE - face_alignment.TEMPLATE.mean(0)
     across, depth = flat[:, 0], np.asarray([0, 0, 20, 6, 6])
     x, z = across * np.cos(yaw) + depth * np.sin(yaw), depth * np.cos(yaw) - across * np.sin(yaw)
     return np.column_stack([x, flat[:, 1] * np.cos(pitch) - z * np.sin(pitch)]) + 56
@@ -45,9 +44,9 @@ def seen_from(yaw: float, pitch: float) -> np.ndarray:
 
 @real
 def test_all_real_faces_are_taken_and_all_in_a_wrong_order_refused():
-    faces = [np.asarray(points, float) for points in json.loads((LFW / align.LANDMARKS).read_text()).values()]
+    faces = [np.asarray(points, float) for points in json.loads((LFW / face_alignment.LANDMARKS).read_text()).values()]
     assert len(faces) == 120 and not any(reason(points, 250) for points in faces)
-    assert float(align.misfit(np.asarray(faces)).max()) < 0.29
+    assert float(face_alignment.misfit(np.asarray(faces)).max()) < 0.29
     for name, change in WRONG.items():
         reasons = {reason(change(points, 250), 250) for points in faces}
         assert None not in reasons, name
@@ -56,7 +55,7 @@ def test_all_real_faces_are_taken_and_all_in_a_wrong_order_refused():
 
 @pytest.mark.parametrize("name", WRONG)
 def test_points_of_no_face_are_refused(name):
-    assert reason(WRONG[name](align.TEMPLATE, 112)) is not None
+    assert reason(WRONG[name](face_alignment.TEMPLATE, 112)) is not None
 
 
 @pytest.mark.parametrize("yaw", range(-90, 91, 15))
@@ -83,18 +82,18 @@ def test_of_faces_in_profile_that_nod_none_is_refused():
 def test_faces_that_are_turned_cut_off_small_or_near_are_taken():
     for angle in range(0, 360, 30):
         c, s = np.cos(np.radians(angle)), np.sin(np.radians(angle))
-        assert reason((align.TEMPLATE - 56) @ np.asarray([[c, s], [-s, c]]) + 56) is None
-    assert reason(align.TEMPLATE - [50, 0]) is None
-    assert reason(align.TEMPLATE / 15) is None and reason(align.TEMPLATE * 30, 4000) is None
+        assert reason((face_alignment.TEMPLATE - 56) @ np.asarray([[c, s], [-s, c]]) + 56) is None
+    assert reason(face_alignment.TEMPLATE - [50, 0]) is None
+    assert reason(face_alignment.TEMPLATE / 15) is None and reason(face_alignment.TEMPLATE * 30, 4000) is None
 
 
 def test_the_misfit_is_what_the_similarity_leaves():
     rng = np.random.default_rng(0)
     for points in rng.normal(size=(20, 5, 2)):
-        matrix = align.similarity(points, align.TEMPLATE)
-        left = points @ matrix[:, :2].T + matrix[:, 2] - align.TEMPLATE
-        spread = ((align.TEMPLATE - align.TEMPLATE.mean(0)) ** 2).sum()
-        assert float(align.misfit(points)) == pytest.approx(np.sqrt((left**2).sum() / spread))
+        matrix = face_alignment.similarity(points, face_alignment.TEMPLATE)
+        left = points @ matrix[:, :2].T + matrix[:, 2] - face_alignment.TEMPLATE
+        spread = ((face_alignment.TEMPLATE - face_alignment.TEMPLATE.mean(0)) ** 2).sum()
+        assert float(face_alignment.misfit(points)) == pytest.approx(np.sqrt((left**2).sum() / spread))
 
 
 def of(points: np.ndarray, count: int) -> list[Record]:
@@ -102,11 +101,11 @@ def of(points: np.ndarray, count: int) -> list[Record]:
 
 
 def test_a_set_of_faces_upside_down_is_refused_and_a_few_are_taken():
-    upside_down = align.TEMPLATE[::-1]
+    upside_down = face_alignment.TEMPLATE[::-1]
     assert reason(upside_down) is None
     with pytest.raises(UserError, match="30 of 30 faces"):
-        align.check_records("set", of(upside_down, 30))
-    align.check_records("set", [*of(upside_down, 14), *of(align.TEMPLATE, 16)])
+        face_alignment.check_records("set", of(upside_down, 30))
+    face_alignment.check_records("set", [*of(upside_down, 14), *of(face_alignment.TEMPLATE, 16)])
 
 
 def test_an_import_counts_and_names_all_whose_landmarks_are_swapped(tmp_path):
@@ -115,8 +114,8 @@ def test_an_import_counts_and_names_all_whose_landmarks_are_swapped(tmp_path):
         name = f"{'ab'[k % 2]}/{k:02}.png"
         (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((112, 112, 3), k, np.uint8)).save(tmp_path / "set" / name)
-        points[name] = align.TEMPLATE[list(EYES if k < 25 else range(5))].tolist()
-    (tmp_path / "set" / align.LANDMARKS).write_text(json.dumps(points))
+        points[name] = face_alignment.TEMPLATE[list(EYES if k < 25 else range(5))].tolist()
+    (tmp_path / "set" / face_alignment.LANDMARKS).write_text(json.dumps(points))
     with pytest.raises(UserError) as refused:
         import_images.import_faces(tmp_path / "set", tmp_path / "out", align=True)
     text = str(refused.value)
@@ -126,6 +125,6 @@ def test_an_import_counts_and_names_all_whose_landmarks_are_swapped(tmp_path):
 
 
 def test_landmarks_outside_of_the_image_are_refused_where_it_is_read():
-    record = dataclasses.replace(of(align.TEMPLATE, 1)[0], data=np.zeros((30, 30, 3), np.uint8))
+    record = dataclasses.replace(of(face_alignment.TEMPLATE, 1)[0], data=np.zeros((30, 30, 3), np.uint8))
     with pytest.raises(UserError, match=r"0\.png.*outside of an image of 30 x 30"):
-        align.align_face(record.data, record.landmarks, 112, record.where)
+        face_alignment.align_face(record.data, record.landmarks, 112, record.where)
