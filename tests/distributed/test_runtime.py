@@ -98,6 +98,6 @@ def test_any_process_that_is_told_to_stop_ends_a_score(store, rank):
 @pytest.mark.slow
 @pytest.mark.parametrize(("at", "rank"), [("trainkit.analysis.run_summary.write", 0), ("toy.ToyData.open", 1)])
 def test_data_and_a_report_may_take_longer_too(store, at, rank):
-    plan = [{"at": at, "do": "sleep 6", "rank": rank}]
-    with job(store, *scoring(0, collective=2), processes=2, plan=plan) as one:
+    plan = [{"at": at, "do": "sleep 12", "rank": rank}]
+    with job(store, *scoring(0, collective=5), processes=2, plan=plan) as one:
         assert one.end() == [0, 0], one.said

@@ -260,11 +260,11 @@ def test_what_a_run_has_logged_is_promoted_and_loaded_by_its_alias(trained, at, 
     assert sorted(file.name for file in stored.iterdir()) == sorted((*logged_model.FILES, "model.safetensors"))
     about = json.loads((stored / ABOUT).read_text())
     assert about["run"] == trained.name and about["scores"]["val/top1"] > 0.1
-    # As an older trainkit has logged it.
-    for name in logged_model.FILES:
-        (stored / name).unlink()
-    with pytest.raises(UserError, match=r"trainkit\.json: does not exist.*run `trainkit promote RUN`"):
-        Predictor.from_folder(stored)
+    weights_alone = tmp_path / "weights"
+    weights_alone.mkdir()
+    shutil.copy(stored / "model.safetensors", weights_alone)
+    with pytest.raises(UserError, match=r"trainkit\.json: does not exist.*`trainkit export`"):
+        Predictor.from_folder(weights_alone)
     decision = promote.promote(store, trained, Promote(name="stripes"))
     assert not decision.refused and decision.version == "1", decision.checks
     files = sorted((at / "pictures" / "val").glob("*/*.png"))

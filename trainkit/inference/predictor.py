@@ -138,7 +138,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not os.path.lexists(file):
         expected = f"a model logged by trainkit {__version__} or newer"
         raise UserError(
-            str(file), "does not exist", expected, "run `trainkit promote RUN`, which adds it to the run's models"
+            str(file), "does not exist", expected, "load the run itself, or a model that `trainkit export` made of it"
         )
     about = read_json(file, JSON_BYTES, "a model logged by trainkit")
     if not isinstance(about, dict):

@@ -639,7 +639,7 @@ def test_one_volume_under_two_names_leaks_from_fold_to_fold(tmp_path):
             shape = (12, 24, 32)
             image, label = volume(marks[name], shape)
             info = CaseInfo(name, name.split("_")[0], shape, SPACING, shape, SPACING, (-5.0,), (1.0, 1.0, 1.0, 1.0))
-            writer.add_case(info, image[None], label, None, marks[name])
+            writer.add_case(info, image[None], label, None, 1 + marks[name])
         writer.finish(names=NAMES)
     with pytest.raises(UserError, match=f"volumes are in data.train: ({inside} = {outside}|{outside} = {inside})"):
         block(tmp_path / "set", fold=0, folds=2).open(0)
