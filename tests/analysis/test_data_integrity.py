@@ -237,7 +237,7 @@ def test_damaged_pictures_are_wrong_and_named_and_looked_at_again(clean, tmp_pat
     with open(file, "r+b") as out:
         out.seek(packed.span("image", len(packed) - 1)[0])
         out.write(bytes(3 * SIDE * SIDE))
-    monkeypatch.setattr("trainkit.data.rows.HASHED_AT_OPEN", 0)
+    monkeypatch.setattr("trainkit.data.rows.reader.HASHED_AT_OPEN", 0)
     report = data_integrity.of(images(clean).open(0), tmp_path / "kept")
     one = found(report, "data.train", "damaged")
     assert (one.verdict, one.count, one.of) == ("wrong", 1, 12) and "cow/3.png" in one.said

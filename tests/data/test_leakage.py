@@ -272,5 +272,5 @@ def test_a_damaged_row_is_named_and_the_others_are_looked_at(tmp_path):
 def _unchecked(folder) -> Packed:
     """A packed set opened as one that is too large for its hash to be compared."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainkit.data.rows.HASHED_AT_OPEN", 0)
+        patch.setattr("trainkit.data.rows.reader.HASHED_AT_OPEN", 0)
         return Packed(folder)

@@ -14,10 +14,11 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from trainkit.data import row_files, rows, rows_writer
-from trainkit.data.row_files import Column, Form, Part, Text
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer
+from trainkit.data.rows import reader, row_files
+from trainkit.data.rows import writer as rows_writer
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import Column, Form, Part, Text
+from trainkit.data.rows.writer import Writer
 from trainkit.errors import UserError
 
 
@@ -106,11 +107,11 @@ def test_the_digest_is_of_the_content_and_not_of_its_batches(things, tmp_path):
     assert other.digest == things.digest and len(other.manifest["arrow"]["batches"]) == 1
     blobs = b"".join(row(i)["blob"] for i in range(MANY))
     entry = things.manifest["files"]["blobs.bin"]
-    assert entry == {"bytes": len(blobs), "sha256": rows.hashlib.sha256(blobs).hexdigest()}
+    assert entry == {"bytes": len(blobs), "sha256": reader.hashlib.sha256(blobs).hexdigest()}
     np.save(tmp_path / "offsets.npy", np.cumsum([0, *(len(row(i)["blob"]) for i in range(MANY))]))
     np.save(tmp_path / "pairs.npy", np.asarray([row(i)["pair"] for i in range(MANY)], np.int32))
     for name in ("offsets.npy", "pairs.npy"):
-        assert things.manifest["files"][name]["sha256"] == rows.files.sha256(tmp_path / name), name
+        assert things.manifest["files"][name]["sha256"] == reader.files.sha256(tmp_path / name), name
 
 
 def test_datasets_opens_the_file(things):
@@ -138,7 +139,7 @@ def test_reading_needs_no_arrow(things):
 
 
 def test_a_network_disk_is_not_mapped(things, monkeypatch):
-    monkeypatch.setattr(rows.files, "on_network", lambda folder: True)
+    monkeypatch.setattr(reader.files, "on_network", lambda folder: True)
     data = Things(things.path)
     assert data.on_network
     check(data)
@@ -166,7 +167,7 @@ def messages(content: bytes) -> list[int]:
 
 
 def test_a_file_cut_between_two_batches_is_refused(things, monkeypatch):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     file = things.path / row_files.FILE
     whole = file.read_bytes()
     for end in messages(whole)[:-1]:
@@ -178,7 +179,7 @@ def test_a_file_cut_between_two_batches_is_refused(things, monkeypatch):
 @pytest.mark.parametrize("value", [1 << 40, -1, 3])
 @pytest.mark.parametrize("name", ["blob", "grid", "id"])
 def test_offsets_that_lead_elsewhere_are_refused_before_they_are_used(things, monkeypatch, name, value):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     file, entry = things.path / row_files.FILE, things._entry[name]
     content = bytearray(file.read_bytes())
     place = int(entry[0][1]) + 8 * 2  # of the third row of the second batch
@@ -193,7 +194,7 @@ def test_offsets_that_lead_elsewhere_are_refused_before_they_are_used(things, mo
 
 
 def test_numbers_and_texts_are_compared_before_they_are_used(things, monkeypatch):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     file = things.path / row_files.FILE
     whole = file.read_bytes()
     for name, at in (("number", 0), ("small", 0), ("pair", 0), ("id", 1)):
@@ -249,7 +250,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import test_rows
-from trainkit.data.rows_writer import Writer
+from trainkit.data.rows.writer import Writer
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background, which ignore it
 add = Writer.add

@@ -25,9 +25,10 @@ from PIL import Image
 from runs import ROOT
 
 from trainkit.data import cache as data_cache
-from trainkit.data import image_folder, import_images, repack, rows
+from trainkit.data import image_folder, import_images, repack
 from trainkit.data.people.index import PeopleIndex
-from trainkit.data.rows import Rows
+from trainkit.data.rows import reader
+from trainkit.data.rows.reader import Rows
 from trainkit.data.scenes import label_maps, sources
 from trainkit.data.scenes.boundary_distance import Distance, Distances, distances_once
 from trainkit.data.scenes.mask_store import PackedMasks, pack_masks_once
@@ -104,7 +105,7 @@ def copied(written, tmp_path) -> Callable[[str], Path]:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("disk", ["local", "network"])
 def test_sets_that_were_written_before_are_read(written, monkeypatch, name, disk):
-    monkeypatch.setattr(rows.files, "on_network", lambda folder: disk == "network")
+    monkeypatch.setattr(reader.files, "on_network", lambda folder: disk == "network")
     digest, originals, content = json.loads((written / "digests.json").read_text())[name]
     data = KINDS[name](written / name)
     assert data.path == written / name, "not packed anew"
@@ -206,7 +207,7 @@ def test_of_a_file_too_large_to_be_hashed_the_damaged_row_is_named_when_it_is_re
     packed_rows.damage(kind(folder), part, damaged, 9)
     with pytest.raises(UserError, match=r"rows\.arrow: is not what was written \(SHA-256 differs\)"):
         kind(folder)
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     data = kind(folder)
     read(data, sound)
     row = "case" if kind is PackedVolumes else "row"

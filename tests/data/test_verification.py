@@ -16,7 +16,8 @@ from click.testing import CliRunner
 
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import import_images, kinds, rows, verification
+from trainkit.data import import_images, kinds, verification
+from trainkit.data.rows import reader
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.verification import WARNING, Mistake
 from trainkit.data.volumes import importer
@@ -166,7 +167,7 @@ def problems(found: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(("kind", "spoil"), DAMAGE, ids=lambda one: getattr(one, "__name__", one))
 def test_damage_is_named_with_its_count(kind, spoil, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes, whose rows are looked at one by one
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes, whose rows are looked at one by one
     place = SETS[kind][0](tmp_path / "set")
     places = [place, recipe(place)] if kind == "scenes" else [place]
     assert not any(problems(verify(kind, one)) for one in places)

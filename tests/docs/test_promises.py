@@ -12,8 +12,8 @@ from runs import ROOT
 
 from trainkit.config import loader, yaml_reader
 from trainkit.config.gates import Safeguard
-from trainkit.data import rows
 from trainkit.data.loader import workers
+from trainkit.data.rows import reader
 from trainkit.training import checkpointer
 
 FILES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "README_zh", "SECURITY"))]
@@ -98,7 +98,7 @@ def test_every_tag_and_event_that_is_named_is_set_somewhere(source):
 @pytest.mark.parametrize(
     ("said", "number"),
     [
-        (r"up to (\d+) MiB is compared whole", rows.HASHED_AT_OPEN >> 20),
+        (r"up to (\d+) MiB is compared whole", reader.HASHED_AT_OPEN >> 20),
         (r"At most (\d+) MB,", loader.MAX_BYTES / 1e6),
         (r"MB, (\d+) deep", yaml_reader.MAX_DEPTH),
         (r"deep, ([\d,]+) values", yaml_reader.MAX_VALUES),

@@ -28,10 +28,11 @@ from trainkit.analysis import saved_rows
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import evaluation_sets, face_alignment, import_images, leakage, pairs_csv, row_files, sources, table
+from trainkit.data import evaluation_sets, face_alignment, import_images, leakage, pairs_csv, sources, table
 from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio, table_files
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
+from trainkit.data.rows import row_files
 from trainkit.data.scenes import coco, files, label_files, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import image_store
@@ -542,8 +543,8 @@ DOORS: dict[str, set[str]] = {
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
     "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
-    "hashed.mapped": {"data/row_files.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/row_files.py json.loads", "data/rows.py mmap.mmap", "data/rows.py numpy.frombuffer"},
+    "hashed.mapped": {"data/rows/row_files.py numpy.lib.format.open_memmap"},
+    "faces, packed": {"data/rows/row_files.py json.loads", "data/rows/reader.py mmap.mmap", "data/rows/reader.py numpy.frombuffer"},
     "masks, packed": {"data/scenes/map_store.py zlib.decompressobj", "data/scenes/map_store.py numpy.frombuffer"},
     "volumes, packed": {"data/volumes/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
@@ -572,7 +573,7 @@ REASONS = {
     "where the records of a file are, in the cache, read without pickle": {"data/formats/recordio.py numpy.load"},
     "the image in a record that `recordio.unpack` has checked": {"data/storage/record_store.py numpy.frombuffer"},
     "a journal of what was written, whose batches are compared with their CRC-32": {
-        "data/rows_writer.py json.loads",
+        "data/rows/writer.py json.loads",
     },
     "memory of this program's own processes, and what they tell each other": {
         "data/loader/batch_memory.py json.loads", "data/loader/batch_memory.py mmap.mmap",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data import row_files
-from trainkit.data.row_files import Column, Text
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer
+from trainkit.data.rows import row_files
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import Column, Text
+from trainkit.data.rows.writer import Writer
 from trainkit.files import Json
 
 

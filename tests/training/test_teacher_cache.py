@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trainkit.config import loader
-from trainkit.data import rows
+from trainkit.data.rows import reader
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo, Networks, StepContext
 from trainkit.models import face_backbones
@@ -266,7 +266,7 @@ def test_a_damaged_table_is_computed_again(home, damage, said):
 
 
 def test_damage_in_a_table_too_large_to_be_hashed_when_it_is_opened_is_found_too(home, monkeypatch):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     home.open()
     packed_rows.damage(StoredOutputs(home.made[0]), "output", 7, 3)
     home.open()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit import terminal
-from trainkit.data.rows_writer import JOURNAL, PARTIAL
+from trainkit.data.rows.writer import JOURNAL, PARTIAL
 from trainkit.errors import UserError
 from trainkit.paths import data_root, make_private, user_cache
 

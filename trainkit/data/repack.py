@@ -14,10 +14,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainkit.data import cache, row_files
-from trainkit.data.row_files import Column, Part, Text
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer
+from trainkit.data import cache
+from trainkit.data.rows import row_files
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import Column, Part, Text
+from trainkit.data.rows.writer import Writer
 from trainkit.errors import UserError
 from trainkit.files import Json, sha256
 

@@ -18,7 +18,7 @@ KINDS = ("read", "decode", "augment", "collate", "other")
 _PYTHON: tuple[tuple[str, str], ...] = (
     (r"trainkit/data/(?:\w+/)?(augment\w*|clahe|face_alignment|tokenizer)\.py:", "augment"),
     (r"/(timm/data/(transforms|auto_augment|random_erasing|mixup)\w*|torchvision/transforms/.*)\.py:", "augment"),
-    (r"trainkit/data/(rows|(?:\w+/)?\w+_store|volumes/patch_reader|formats/recordio|hub)\.py:", "read"),
+    (r"trainkit/data/(rows/reader|(?:\w+/)?\w+_store|volumes/patch_reader|formats/recordio|hub)\.py:", "read"),
     (r"/(numpy/_core/memmap|h5py/.*|pyarrow/.*)\.py:", "read"),
     (r"trainkit/data/formats/(image_decode|nifti)\.py:", "decode"),
     (r"/PIL/(ImageFile|\w+ImagePlugin)\.py:", "decode"),

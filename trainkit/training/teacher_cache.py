@@ -34,9 +34,9 @@ from torch import Tensor, nn
 
 from trainkit import rng
 from trainkit.data.loader import stream
-from trainkit.data.row_files import Form, Layout, Part, is_count, is_list, is_packed
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import Form, Layout, Part, is_count, is_list, is_packed
+from trainkit.data.rows.writer import Writer
 from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from trainkit.data import import_images, rows
+from trainkit.data import import_images
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
+from trainkit.data.rows import reader
 from trainkit.errors import UserError
 
 SIZE = 16
@@ -216,7 +217,7 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
 
 def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
     split = opened(root).train
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
     packed_rows.damage(split.packed, "image", 4, 9)
     split = opened(root).train
     split.fetch(np.array([3, 5]), 0)

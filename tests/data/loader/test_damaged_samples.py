@@ -15,10 +15,10 @@ from runs import PLUGIN, Ran, all_same, newest, own_store, run, spawn, stop_afte
 
 from trainkit import rng
 from trainkit.config.schema import Loader
-from trainkit.data import rows
 from trainkit.data.images.dataset import Images
 from trainkit.data.loader import stream
 from trainkit.data.loader.damaged_samples import TRIES, Damage, Replacing
+from trainkit.data.rows import reader
 from trainkit.data.split import SplitView
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import EXIT_CODE, UserError
@@ -32,7 +32,7 @@ PLAN = Plan(steps=12, steps_per_epoch=6, batch_size=8, micro_batch=8, accumulati
 def pictures(tmp_path, cache, monkeypatch) -> Path:
     """48 images of three classes, packed; as of a set of gigabytes their hash is not compared when it is opened."""
     stripes(tmp_path / "set", 16, 1, (SIDE, SIDE))
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     return tmp_path / "set"
 
 

@@ -9,8 +9,9 @@ import packed_rows
 import pytest
 from PIL import Image
 
-from trainkit.data import import_images, rows, rows_writer, thread_pool, verify_images
+from trainkit.data import import_images, thread_pool, verify_images
 from trainkit.data.formats import image_decode
+from trainkit.data.rows import reader, writer
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Writer
 from trainkit.errors import UserError
@@ -148,7 +149,7 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
 
 
 def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     import_images.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
     packed_rows.damage(Packed(tmp_path / "set"), "image", 2, 40)
     data = Packed(tmp_path / "set")
@@ -241,7 +242,7 @@ def _refuses(folder: Path) -> bool:
 
 
 def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
     packed_rows.damage(Packed(folder), "image", 7)
     data = Packed(folder)
     data.fetch(np.asarray([6, 8]))
@@ -286,7 +287,7 @@ def test_an_import_that_was_ended_is_resumed_and_gives_the_same_set(tmp_path, mo
     (root / "p0" / "3.png").write_bytes(b"no picture")
     Image.fromarray(np.full((8, 8), 100, np.uint16)).save(root / "p2" / "0.png")
     how = {"size": size, "group": r"/(\d)\.", "damaged": "skip"}
-    monkeypatch.setattr(rows_writer, "BATCH_BYTES", 400)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 400)
     whole = import_images.import_pictures(root, tmp_path / "whole", **how)
     assert any("skipped: " in note for note in whole.notes) and any("nearly black" in note for note in whole.notes)
 
@@ -531,7 +532,7 @@ def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved)
 
 def test_threads_read_what_one_reads(tmp_path, monkeypatch):
     monkeypatch.setattr(thread_pool, "count", lambda: 3)
-    monkeypatch.setattr(rows, "HASHED_AT_OPEN", 0)
+    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
     for store in ("decoded", "encoded"):
         import_images.import_pictures(people(tmp_path / store), tmp_path / f"{store}.set", size=(8, 8), store=store)
         data = Packed(tmp_path / f"{store}.set")

@@ -31,8 +31,9 @@ from pathlib import Path
 import numpy as np
 
 from trainkit import files
-from trainkit.data import cache, folders, row_files
+from trainkit.data import cache, folders
 from trainkit.data.record import Record, Source
+from trainkit.data.rows import row_files
 from trainkit.errors import UserError
 
 KIND = "InsightFace RecordIO"

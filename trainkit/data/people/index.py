@@ -32,9 +32,20 @@ from trainkit.data.people import sources
 from trainkit.data.people.records import Layout as SetLayout
 from trainkit.data.people.records import Records
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.row_files import REBUILD, Column, Form, Layout, Text, is_list, is_packed, is_text, mapped, unreadable
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import (
+    REBUILD,
+    Column,
+    Form,
+    Layout,
+    Text,
+    is_list,
+    is_packed,
+    is_text,
+    mapped,
+    unreadable,
+)
+from trainkit.data.rows.writer import Writer
 from trainkit.errors import UserError
 from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, TEXT

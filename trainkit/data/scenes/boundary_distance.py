@@ -25,8 +25,8 @@ from pydantic import Field
 
 from trainkit.data import cache, repack
 from trainkit.data.cache import Progress
-from trainkit.data.row_files import REBUILD, Form, Layout, is_text
-from trainkit.data.rows_writer import Writer
+from trainkit.data.rows.row_files import REBUILD, Form, Layout, is_text
+from trainkit.data.rows.writer import Writer
 from trainkit.data.scenes import map_store
 from trainkit.data.scenes.map_store import CompressedMaps
 from trainkit.data.threads import each, threads

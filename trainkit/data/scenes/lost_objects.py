@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from trainkit.data.row_files import is_count, is_list, is_text
+from trainkit.data.rows.row_files import is_count, is_list, is_text
 from trainkit.data.scenes.augment import nearest
 from trainkit.data.scenes.outlines import OUTSIDE, Painted
 from trainkit.errors import UserError, few, number_of

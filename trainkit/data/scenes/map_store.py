@@ -19,8 +19,8 @@ import zlib
 import numpy as np
 
 from trainkit.data.formats import image_decode
-from trainkit.data.row_files import REBUILD, Column, Part
-from trainkit.data.rows import Rows
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import REBUILD, Column, Part
 from trainkit.errors import UserError
 
 COLUMNS = (

@@ -25,8 +25,8 @@ import numpy as np
 
 from trainkit.data import cache, repack
 from trainkit.data.cache import Progress
-from trainkit.data.row_files import ABSENT, Column, Form, Layout, Text, is_count, is_list, is_text
-from trainkit.data.rows_writer import Writer, line
+from trainkit.data.rows.row_files import ABSENT, Column, Form, Layout, Text, is_count, is_list, is_text
+from trainkit.data.rows.writer import Writer, line
 from trainkit.data.scenes import files, map_store
 from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
 from trainkit.data.scenes.map_store import CompressedMaps

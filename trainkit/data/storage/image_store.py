@@ -37,12 +37,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from trainkit.data import repack, row_files, thread_pool
+from trainkit.data import repack, thread_pool
 from trainkit.data.formats import image_decode
-from trainkit.data.row_files import ABSENT, REBUILD, Column, Form, Part, Text, is_count, is_packed
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer as RowWriter
-from trainkit.data.rows_writer import line, plain
+from trainkit.data.rows import row_files
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import ABSENT, REBUILD, Column, Form, Part, Text, is_count, is_packed
+from trainkit.data.rows.writer import Writer as RowWriter
+from trainkit.data.rows.writer import line, plain
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
 from trainkit.files import Json

@@ -30,8 +30,10 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from pydantic import Field, InstanceOf, TypeAdapter
 
-from trainkit.data import folders, repack, row_files
-from trainkit.data.row_files import (
+from trainkit.data import folders, repack
+from trainkit.data.rows import row_files
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import (
     ABSENT,
     REBUILD,
     RENAME,
@@ -44,9 +46,8 @@ from trainkit.data.row_files import (
     is_text,
     unreadable,
 )
-from trainkit.data.rows import Rows
-from trainkit.data.rows_writer import Writer as RowWriter
-from trainkit.data.rows_writer import line
+from trainkit.data.rows.writer import Writer as RowWriter
+from trainkit.data.rows.writer import line
 from trainkit.data.volumes.preprocess import AXES, Preparation
 from trainkit.errors import UserError
 from trainkit.files import Json

@@ -1,4 +1,4 @@
-"""Rows: the one form in which prepared data lie on disk, whatever they are. Read here, written by `rows_writer`.
+"""Rows: the one form in which prepared data lie on disk, whatever they are. Read here, written by `writer`.
 
 A folder with
 
@@ -45,7 +45,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from trainkit import files
-from trainkit.data.row_files import (
+from trainkit.data.rows.row_files import (
     ABSENT,
     FILE,
     MANIFEST,

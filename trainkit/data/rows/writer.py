@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from trainkit.data import row_files
-from trainkit.data.row_files import Column, Layout, Part, Text
-from trainkit.data.rows import Rows
+from trainkit.data.rows import row_files
+from trainkit.data.rows.reader import Rows
+from trainkit.data.rows.row_files import Column, Layout, Part, Text
 from trainkit.errors import UserError
 from trainkit.files import Json, sha256, sync_file, sync_folder
 

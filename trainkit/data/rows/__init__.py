@@ -1,0 +1,1 @@
+"""Rows: the one form in which prepared data lie on disk, whatever they are."""
