@@ -174,9 +174,9 @@ def here() -> dict[str, str]:
 
 
 def _cores() -> float:
-    from trainkit.tracking.system.load import Load
+    from trainkit.tracking.system.cgroup import cores
 
-    return Load().cores()
+    return cores()
 
 
 # ---- The page --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from trainkit.speed.clock import STEP, Clock
 from trainkit.speed.evidence import Compiled, Evidence, Waits
 from trainkit.speed.limits import ThroughputLimits
-from trainkit.tracking.system.reading import Gpu, Reading
+from trainkit.tracking.system.load import Reading
 
 
 class Hands:
@@ -79,11 +79,8 @@ class World:
                     own_cores=0.8 + rng.uniform(0, 0.2),
                     worker_cores=rng.uniform(0, 0.3),
                     host_share=rng.uniform(0.2, 0.7),
-                    throttled_share=rng.uniform(0, 0.01),
-                    cpu_mhz=rng.uniform(2900, 3100),
                     rss_gb=rss * settled * rng.uniform(0.99, 1.01),
                     read_mb_s=read * rng.uniform(0.2, 1.0),
-                    major_faults_s=rng.uniform(0.0, 5.0),
                 )
             )
         return World(
@@ -96,7 +93,7 @@ class World:
             load,
         )
 
-    def readings(self, **values: Callable[[int], float | tuple]) -> None:
+    def readings(self, **values: Callable[[int], float]) -> None:
         """Replace values of the load, each a function of the number of the reading."""
         self.load = [replace(r, **{key: value(k) for key, value in values.items()}) for k, r in enumerate(self.load)]
 
@@ -158,7 +155,6 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
         # In bursts: every tenth step pays for ten.
         each = each * 10 * (np.arange(n) % 10 == 9)
     mean = float(each.mean()) / world.step_s  # steps a step
-    late_reading = int(24 * begins / n)
     match cause:
         case "data":
             world.extra["data"] += each
@@ -167,10 +163,7 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
         case "page_cache":
             world.extra["data"] += each
             world.ceilings = replace(world.ceilings, fetch={"read": 0.7, "decode": 0.3})
-            if rng.random() < 0.5:
-                world.readings(read_mb_s=lambda k: rng.uniform(40, 900))
-            else:
-                world.readings(major_faults_s=lambda k: rng.uniform(50, 5000))
+            world.readings(read_mb_s=lambda k: rng.uniform(40, 900))
         case "evaluation" | "checkpoint" | "log":
             phase = "eval" if cause == "evaluation" else cause
             if rng.random() < 0.5:  # each of them is slow; else it is done at every step
@@ -186,21 +179,6 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
             world.extra[str(rng.choice(["forward", "backward", "optimizer"]))] += each
             world.idle = world.idle + each
             world.waits = Waits(per_step=float(rng.integers(1, 9)), places=("trainkit/losses/margin.py:45",))
-        case "throttled":
-            for phase in ("forward", "backward", "optimizer"):
-                world.extra[phase] += each * 0.33
-            kind = rng.integers(3)
-            if kind == 0:
-                world.readings(
-                    throttled_share=lambda k: mean / (1 + mean) * rng.uniform(0.8, 1.2) * (k >= late_reading)
-                )
-            elif kind == 1:
-                slow = 1 / (1 + cost)
-                first = max(6, late_reading)
-                world.readings(cpu_mhz=lambda k: 3000.0 if k < first else 3000.0 * slow * rng.uniform(0.97, 1.03))
-            else:
-                gpu = Gpu(uuid="GPU-1", throttled=("thermal",))
-                world.readings(gpus=lambda k: (gpu if k >= late_reading else Gpu(uuid="GPU-1"),))
         case "memory":
             grows = np.linspace(0, 2, n)  # the longer, the slower
             world.extra["forward"] += cost * world.step_s * grows
@@ -229,6 +207,6 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
 
 
 CAUSES = (
-    "data", "page_cache", "evaluation", "checkpoint", "log", "recompile", "sync", "throttled", "memory", "slow_rank",
+    "data", "page_cache", "evaluation", "checkpoint", "log", "recompile", "sync", "memory", "slow_rank",
     "other_processes",
 )  # fmt: skip

@@ -20,7 +20,6 @@ from trainkit.diagnostics import throughput_limits
 from trainkit.speed import bottleneck
 from trainkit.speed.evidence import Drop
 from trainkit.speed.slowdowns import SlowdownDetector
-from trainkit.tracking.system.reading import Reading
 from trainkit.tracking.tracker import Tracker
 from trainkit.training import throughput_monitor
 from trainkit.training.trainer import Trainer
@@ -87,13 +86,6 @@ def test_a_slow_checkpoint(monkeypatch):
 def test_a_slow_log(monkeypatch):
     monkeypatch.setattr(Tracker, "log", slowed(Tracker.log, 0.2))
     assert told(run("train.length=30 steps", *PLAIN[:3], "log.every=3 steps")).startswith("log: ")
-
-
-def test_a_container_with_too_little_processor_time(monkeypatch):
-    readings = tuple(Reading(at=float(k), throttled_share=0.6, own_cores=0.4) for k in range(10))
-    monkeypatch.setattr(Tracker, "readings", lambda self, since=0.0: readings)
-    said = told(run("train.length=200 steps", *PLAIN[:3], "log.every=100 steps"))
-    assert said.startswith("throttled: ") and "CPU quota (60 % of wall-clock time)" in said
 
 
 @pytest.mark.slow

@@ -128,19 +128,10 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "system/worker_cores": Metric("CPU cores that the loader's workers keep busy."),
         "system/rss_gb": Metric("Resident memory of this process and its workers; shared pages count once.", "GB"),
         "system/read_mb_s": Metric("Read from disk by this process and its workers.", "MB/s"),
-        "system/major_faults_s": Metric("Pages fetched from disk by this process and its workers.", "1/s"),
-        "system/throttled_share": Metric(
-            "Share of the wanted CPU time that the container's quota refused.", "", "lower"
-        ),
-        "system/cpu_mhz": Metric("Clock of the busiest CPU cores.", "MHz"),
         "system/gpu_<n>_utilization_percentage": Metric("Utilization of a GPU of this run.", "%"),
         "system/gpu_<n>_memory_usage_megabytes": Metric("Memory in use on a GPU of this run.", "MB"),
         "system/gpu_<n>_memory_usage_percentage": Metric("The same as a share of its memory.", "%"),
         "system/gpu_<n>_power_usage_watts": Metric("Power draw.", "W"),
-        "system/gpu_<n>_power_usage_percentage": Metric("The same as a share of the power limit.", "%"),
-        "system/gpu_<n>_clock_mhz": Metric("Clock of the GPU.", "MHz"),
-        "system/gpu_<n>_throttled": Metric("Is 1 while power, temperature or hardware limit the clock.", "", "lower"),
-        "system/gpu_<n>_other_processes": Metric("Other processes on this GPU."),
     },
     "Parent runs: folds, seeds, sweeps": {
         "std/<metric>": Metric("Standard deviation over the child runs; `final/<metric>` is the mean."),

@@ -37,7 +37,7 @@ from trainkit.files import write_aside
 from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
-from trainkit.tracking.system.load import Load
+from trainkit.tracking.system.cgroup import cores
 from trainkit.tracking.tracker import Silent
 from trainkit.training.dependencies import gather
 from trainkit.training.evaluator import evaluate, trial
@@ -157,13 +157,8 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
         "tf32": cuda and torch.cuda.get_device_capability(runtime.device) >= (8, 0),
         "compile": runtime.compile,
         "compiles": cannot_compile(runtime.device.type),
-        "cores": _cores(),
+        "cores": cores(),
     }
-
-
-def _cores() -> float:
-    """Return the processor cores that this process may use."""
-    return Load().cores()
 
 
 def _reset_peak(runtime: Runtime) -> None:

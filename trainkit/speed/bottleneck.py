@@ -19,11 +19,10 @@ from trainkit.tracking import markdown
 
 NOTABLE = 0.10
 """Share of wall-clock time from which a finding counts as a bottleneck."""
-_FROM_DISK_MB_S, _FAULTS_S = 20.0, 20.0
+_FROM_DISK_MB_S = 20.0
 _GROWN_GB, _GROWN = 0.25, 0.2
 _GROWING_S, _RATE_S = 180.0, 600.0
 """Seconds for which memory must grow before it is reported, and before its growth per hour is."""
-_FALLEN = 0.8
 _MOST_WORKERS = 8
 
 
@@ -115,10 +114,10 @@ def _data(e: Evidence) -> Finding | None:
     if c and c.fetch:
         kind, most = max(c.fetch.items(), key=lambda item: item[1])
         more += f" {_WORK.get(kind, kind)} takes {_percent(most)} of the time to read a batch."
-    disk, faults = _median(e, "read_mb_s"), _median(e, "major_faults_s")
+    disk = _median(e, "read_mb_s")
     decoding = c is not None and c.fetch.get("decode", 0.0) + c.fetch.get("augment", 0.0) >= 0.5
-    if not decoding and (disk >= _FROM_DISK_MB_S or faults >= _FAULTS_S):
-        text = f"Data loading from disk ({_of_time(lost)}). {disk:.0f} MB/s read, {faults:.0f} major page faults/s."
+    if not decoding and disk >= _FROM_DISK_MB_S:
+        text = f"Data loading from disk ({_of_time(lost)}). {disk:.0f} MB/s read."
         return Finding("page_cache", lost, text + more, (("data in a form that fits into memory", ""),))
     options = (*_more_workers(e), ("decoding the data once", ""))
     return Finding("data", lost, f"Data loading ({_of_time(lost)}).{more}", options)
@@ -173,24 +172,6 @@ def _waits(e: Evidence) -> Finding | None:
         f"{number_of(round(e.waits.per_step), 'times')} per step{at}. `trainkit syncs` lists the lines."
     )
     return Finding("sync", lost, text)
-
-
-def _throttled(e: Evidence) -> Iterable[Finding]:
-    share = _mean(e, "throttled_share")
-    if share >= NOTABLE / 2:
-        text = f"CPU quota ({_of_time(share)}). The container (control group) had used up its CPU time."
-        yield Finding("throttled", share, text)
-    before, after = _ends(e, "cpu_mhz")
-    if before and after < _FALLEN * before:
-        # Compute-bound work takes longer in proportion to the clock.
-        lost = (1 - after / before) * _compute_share(e)
-        text = f"CPU clock fell from {before / 1e3:.1f} to {after / 1e3:.1f} GHz during the run."
-        yield Finding("throttled", lost, text)
-    reasons = [g.throttled for r in e.load for g in r.gpus]
-    named = sorted({word for some in reasons for word in some})
-    if named and (often := sum(bool(some) for some in reasons) / len(reasons)) >= NOTABLE:
-        text = f"GPU clock throttled in {_percent(often)} of the readings ({', '.join(named)})."
-        yield Finding("throttled", often * _compute_share(e), text)
 
 
 def _other_processes(e: Evidence) -> Finding | None:
@@ -284,10 +265,10 @@ def _compute(e: Evidence) -> Finding:
 
 
 RULES: tuple[Callable[[Evidence], Finding | Iterable[Finding] | None], ...] = (
-    _data, _phases, _recompiles, _waits, _throttled, _other_processes, _memory, _slow_rank, _settings,
+    _data, _phases, _recompiles, _waits, _other_processes, _memory, _slow_rank, _settings,
 )  # fmt: skip
 CAUSES = (
-    "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync", "throttled",
+    "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync",
     "other_processes", "memory", "slow_rank", "setting", "compute",
 )  # fmt: skip
 _WORK = {

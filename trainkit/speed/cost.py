@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.tracking.system.cgroup import Groups
+from trainkit.tracking.system.cgroup import affinity, quota
 
 if TYPE_CHECKING:
     from trainkit.distributed.runtime import Runtime
@@ -23,11 +22,7 @@ def allotted(runtime: Runtime) -> dict[str, float]:
 
     Every process calls this. A process has one GPU; cores that several processes share count once.
     """
-    if hasattr(os, "sched_getaffinity"):
-        own = sorted(os.sched_getaffinity(0))
-    else:
-        own = list(range(os.cpu_count() or 1))
-    found = {f"{PREFIX}core_hours": cores(runtime.all_gather((socket.gethostname(), own, Groups().quota())))}
+    found = {f"{PREFIX}core_hours": cores(runtime.all_gather((socket.gethostname(), affinity(), quota())))}
     if runtime.device.type == "cuda":
         found[f"{PREFIX}gpu_hours"] = float(runtime.world)
     return found
@@ -36,7 +31,7 @@ def allotted(runtime: Runtime) -> dict[str, float]:
 def cores(processes: Sequence[Process]) -> float:
     """Count the cores that these processes may use together; a quota holds for all processes of its host."""
     hosts: dict[str, tuple[set[int], float]] = {}
-    for host, own, quota in processes:
+    for host, own, most in processes:
         known, least = hosts.get(host, (set(), float("inf")))
-        hosts[host] = known | set(own), least if quota is None else min(least, quota)
+        hosts[host] = known | set(own), least if most is None else min(least, most)
     return sum(min(float(len(known)), least) for known, least in hosts.values())

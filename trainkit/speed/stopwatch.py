@@ -26,8 +26,8 @@ from trainkit.speed.clock import BETWEEN, COMPUTE, STEP, Clock
 from trainkit.speed.device_timeline import of
 from trainkit.speed.evidence import Drop, Evidence
 from trainkit.speed.slowdowns import SlowdownDetector
-from trainkit.tracking.system.load import Load
-from trainkit.tracking.system.reading import Reading
+from trainkit.tracking.system.cgroup import cores
+from trainkit.tracking.system.load import Load, Reading
 
 T = TypeVar("T")
 _EVERY_S = 5.0
@@ -99,7 +99,7 @@ class Stopwatch:
             device=self._device,
             load=self._readings,
             drops=drops,
-            settings={"cores": self._load.cores(), "threads": torch.get_num_threads()},
+            settings={"cores": cores(), "threads": torch.get_num_threads()},
             absent={name: why for name, why in self._load.absent.items() if "gpu" not in name},
         )
 

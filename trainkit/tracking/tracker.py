@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from trainkit.tracking.logged_model import Described
-    from trainkit.tracking.system.reading import Reading
+    from trainkit.tracking.system.load import Reading
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 

@@ -26,8 +26,8 @@ from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
 from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
-from trainkit.tracking.system.load import cores
-from trainkit.tracking.system.reading import Reading
+from trainkit.tracking.system.cgroup import affinity, cores
+from trainkit.tracking.system.load import Reading
 from trainkit.training import plan as planning
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
@@ -239,7 +239,7 @@ class ThroughputMonitor:
             "channels_last": runtime.channels_last,
             "threads": torch.get_num_threads(),
             "cores": cores(),
-            "processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "processors": len(affinity()),
             "processes": runtime.world,
             "deterministic": recipe.device.deterministic,
             "cudnn_benchmark": recipe.device.cudnn_benchmark,

@@ -1,191 +1,154 @@
-"""Read the load of the machine while a run goes on: what this process, its workers and all others use of it.
-
-Fields that cannot be read, for want of permission, of a counter or of a device, are left out; `Load.absent` says why.
-"""
+"""Read the load of the machine while a run goes on: what this process, its workers and all others use of it."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
-from trainkit.tracking.system import cgroup
-from trainkit.tracking.system.cgroup import Groups
-from trainkit.tracking.system.nvml import Gpus
-from trainkit.tracking.system.processes import Counted, Counters
-from trainkit.tracking.system.reading import Reading
+from trainkit.tracking.system.cgroup import affinity
 
-BUSIEST = 8
-"""Processors whose clock is asked for."""
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The load since the reading before; None where it cannot be read."""
+
+    at: float
+    """Seconds, by time.perf_counter."""
+    own_cores: float | None = None
+    """Processor cores that this process keeps busy."""
+    worker_cores: float | None = None
+    """And its children, the workers of its loader among them."""
+    host_share: float | None = None
+    """Share of the time of all processors this process may run on that anyone used, 0 to 1."""
+    rss_gb: float | None = None
+    """Resident memory of this process and its children; pages that children share with it count once."""
+    read_mb_s: float | None = None
+    """Read from disk by them."""
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Counts of one process since it began."""
+
+    seconds: float
+    read: int
+    held: int
+    """Resident bytes; of a child those that only it has."""
 
 
 class Load:
     """Reads the load, each time since the reading before; the first since it was made.
 
-    `cgroup` is the folder of control groups; `pid` a process, by default this one; `disk` a folder on the disk whose
-    space is read. One thread may use it at a time.
+    `disk` is a folder on the disk whose space is read. `absent` holds fields that cannot be read, and why. One thread
+    may use it at a time.
     """
 
-    def __init__(
-        self,
-        cgroup: str | os.PathLike[str] = "/sys/fs/cgroup",
-        now: Callable[[], float] = time.perf_counter,
-        *,
-        pid: int | None = None,
-        disk: str | os.PathLike[str] = os.sep,
-        gpus: Gpus | None = None,
-    ):
-        self._now, self._disk, self._gpus = now, disk, gpus or Gpus()
-        self._source = Counters(pid, now)
-        self._groups = Groups(cgroup, os.path.join(psutil.PROCFS_PATH, str(pid or os.getpid()), "cgroup"))
-        self._at = now()
-        self._processors = self._source.processors()
-        self._processes = self._source.processes()
-        self._refused = self._groups.refused()
-        self._network = _network()
-        self._busy: float | None = None
-        self._last: Reading | None = None
-
-    @property
-    def absent(self) -> dict[str, str]:
-        """Fields of a reading that cannot be read, and why."""
-        return {**self._source.absent, **self._groups.absent, **self._gpus.absent}
-
-    def cores(self) -> float:
-        """Return the number of processors this process may use: the least of its affinity and its groups' quotas."""
-        return _least(self._source, self._groups)
+    def __init__(self, disk: str | os.PathLike[str] = os.sep):
+        self.absent: dict[str, str] = {}
+        self._process, self._disk = psutil.Process(), disk
+        self._at, self._processors = time.perf_counter(), psutil.cpu_times(percpu=True)
+        self._processes, self._sent = self._counts(), psutil.net_io_counters()
+        psutil.cpu_percent()  # counts since its last call
 
     def read(self) -> Reading:
         """Read the load since the last reading."""
-        at, source = self._now(), self._source
-        elapsed = at - self._at
-        processors, processes, refused = source.processors(), source.processes(), self._groups.refused()
-        rss = [one.rss for one in processes.values() if one.rss is not None]
+        at, processors, processes = time.perf_counter(), psutil.cpu_times(percpu=True), self._counts()
+        elapsed = max(at - self._at, 1e-9)
+        nothing = _Counts(0.0, 0, 0)
+        spent = {key: now.seconds - self._processes.get(key, nothing).seconds for key, now in processes.items()}
+        read = sum(now.read - self._processes.get(key, nothing).read for key, now in processes.items())
+        me = next(iter(processes))
+        before, now = self._allowed(self._processors), self._allowed(processors)
+        busy, total = (b - a for a, b in zip(before, now, strict=True))
         reading = Reading(
             at=at,
-            rss_gb=sum(rss) / 1e9 if len(rss) == len(processes) else None,
-            gpus=self._gpus.read(lambda: {pid for pid, _ in processes} | self._ranks()),
+            own_cores=spent.pop(me) / elapsed,
+            worker_cores=sum(spent.values()) / elapsed,
+            # Counts of idle time may step back a little as processors go to sleep.
+            host_share=min(1.0, max(0.0, busy / total)) if total > 0 else None,
+            rss_gb=sum(count.held for count in processes.values()) / 1e9,
+            read_mb_s=None if "read_mb_s" in self.absent else read / 1e6 / elapsed,
         )
-        if elapsed > 0:
-            reading = replace(
-                reading,
-                throttled_share=cgroup.share(self._refused, refused),
-                **_spent(self._processes, processes, elapsed),
-            )
-        if processors is not None and self._processors is not None:
-            busy = _busy(self._processors.allowed, processors.allowed)
-            self._busy = _share([(self._processors.machine, processors.machine)])
-            reading = replace(
-                reading,
-                host_share=_share([(self._processors.allowed[n], processors.allowed[n]) for n in busy]),
-                cpu_mhz=source.mhz(sorted(busy, key=lambda n: -busy[n])[:BUSIEST]),
-            )
-        self._at, self._processors, self._processes, self._refused = at, processors, processes, refused
-        self._last = reading
+        self._at, self._processors, self._processes = at, processors, processes
         return reading
 
     def metrics(self, reading: Reading) -> dict[str, float]:
-        """Return a reading as metrics `system/...`, with MLflow's names where they mean the same.
+        """Return a reading as metrics `system/...`, and memory, disk, network and GPUs as they are now.
 
-        Memory, disk and network, which are in no reading, are those of now, and only come with the last one.
+        Names are MLflow's where they mean the same.
         """
+        memory, disk, sent = psutil.virtual_memory(), psutil.disk_usage(os.fspath(self._disk)), psutil.net_io_counters()
         found: dict[str, float | None] = {
-            name: getattr(reading, name)
-            for name in (
-                "own_cores", "worker_cores", "throttled_share", "cpu_mhz", "rss_gb", "read_mb_s", "major_faults_s",
-            )
-        }  # fmt: skip
-        for gpu in reading.gpus:
-            n = self._gpus.index(gpu.uuid)
-            found[f"gpu_{n}_utilization_percentage"] = None if gpu.used is None else 100 * gpu.used
-            found[f"gpu_{n}_memory_usage_megabytes"] = None if gpu.memory_gb is None else 1e3 * gpu.memory_gb
-            found[f"gpu_{n}_clock_mhz"] = gpu.clock_mhz
-            found[f"gpu_{n}_other_processes"] = gpu.others
-        if reading is self._last:
-            found |= {**self._gpus.metrics(), **self._machine()}
+            "own_cores": reading.own_cores,
+            "worker_cores": reading.worker_cores,
+            "rss_gb": reading.rss_gb,
+            "read_mb_s": reading.read_mb_s,
+            "cpu_utilization_percentage": psutil.cpu_percent(),
+            "system_memory_usage_megabytes": (memory.total - memory.available) / 1e6,
+            "system_memory_usage_percentage": memory.percent,
+            "disk_usage_megabytes": disk.used / 1e6,
+            "disk_available_megabytes": disk.free / 1e6,
+            "disk_usage_percentage": disk.percent,
+            **self._gpus(),
+        }
+        if sent is not None and self._sent is not None:
+            found["network_receive_megabytes"] = (sent.bytes_recv - self._sent.bytes_recv) / 1e6
+            found["network_transmit_megabytes"] = (sent.bytes_sent - self._sent.bytes_sent) / 1e6
         return {f"system/{name}": float(value) for name, value in found.items() if value is not None}
 
-    def _machine(self) -> dict[str, float]:
-        found = {} if self._busy is None else {"cpu_utilization_percentage": 100 * self._busy}
-        memory = psutil.virtual_memory()
-        found["system_memory_usage_megabytes"] = (memory.total - memory.available) / 1e6
-        found["system_memory_usage_percentage"] = 100 * (memory.total - memory.available) / memory.total
-        if (network := _network()) is not None and self._network is not None:
-            found["network_receive_megabytes"] = (network[0] - self._network[0]) / 1e6
-            found["network_transmit_megabytes"] = (network[1] - self._network[1]) / 1e6
-        with contextlib.suppress(OSError):
-            disk = psutil.disk_usage(os.fspath(self._disk))
-            found["disk_usage_megabytes"], found["disk_available_megabytes"] = disk.used / 1e6, disk.free / 1e6
-            if disk.used + disk.free:
-                found["disk_usage_percentage"] = 100 * disk.used / (disk.used + disk.free)
+    def _counts(self) -> dict[tuple[int, float], _Counts]:
+        """Count this process first, then its children and theirs, by id and start: an id may be given out again."""
+        found = {}
+        for process in (self._process, *self._process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error, OSError), process.oneshot():  # one that ends meanwhile is left out
+                times, memory = process.cpu_times(), process.memory_info()
+                # Counting the pages that a child does not share takes 6 ms for each GB.
+                held = memory.rss if process is self._process else process.memory_full_info().uss
+                counts = _Counts(times.user + times.system, self._read_bytes(process), held)
+                found[process.pid, process.create_time()] = counts
         return found
 
-    def _ranks(self) -> set[int]:
-        return self._source.siblings() if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 else set()
+    def _read_bytes(self, process: psutil.Process) -> int:
+        try:
+            return process.io_counters().read_bytes
+        except (psutil.AccessDenied, OSError, AttributeError, NotImplementedError):
+            if process is self._process:
+                self.absent["read_mb_s"] = "not counted by this operating system, or no permission"
+            return 0
 
+    def _allowed(self, each: list[Any]) -> tuple[float, float]:
+        """Return busy and all seconds of the processors that this process may run on."""
+        mine = affinity()
+        # In a container the system may show its own processors alone, under other numbers than the affinity has.
+        chosen = [times for number, times in enumerate(each) if number in mine] or each
+        # Guest time is in user time already; waiting for a disk is no work; stolen time is work of others.
+        total = sum(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0) for times in chosen)
+        return total - sum(times.idle + getattr(times, "iowait", 0.0) for times in chosen), total
 
-def cores() -> float:
-    """Return the number of processors this process may use, which in a container may be less than it sees."""
-    return _least(Counters(), Groups())
+    def _gpus(self) -> dict[str, float | None]:
+        """Return use, memory and power of the GPUs of this run on this machine, as torch counts them.
 
-
-def _network() -> tuple[int, int] | None:
-    """Return the bytes received and sent so far, over all interfaces; None where that cannot be read."""
-    with contextlib.suppress(OSError):
-        if (counts := psutil.net_io_counters()) is not None:
-            return counts.bytes_recv, counts.bytes_sent
-    return None
-
-
-def _least(source: Counters, groups: Groups) -> float:
-    return min(float(source.allowed()), groups.quota() or math.inf)
-
-
-def _spent(
-    before: Mapping[tuple[int, float], Counted], now: Mapping[tuple[int, float], Counted], elapsed: float
-) -> dict[str, float | None]:
-    """Return rates from the counts of this process, the first, and of its children.
-
-    A child that ended between is in what its parent has reaped, the part that was counted while it lived included.
-    """
-    (me, mine), *_ = now.items()
-    nothing = Counted(0.0, 0.0, 0, 0, 0)
-    began = {key: before.get(key, nothing) for key in now}
-    gone = [counted for key, counted in before.items() if key not in now]
-    alive = sum(now[key].seconds - began[key].seconds for key in now if key != me)
-    reaped = sum(now[key].reaped - began[key].reaped for key in now)
-    known = sum(counted.seconds + counted.reaped for counted in gone)
-
-    def counted(name: str) -> float | None:
-        if any(getattr(one, name) is None for one in (mine, began[me])):
-            return None
-        # A child of another user, or one that is just ending, does not show its counts.
-        pairs = [(getattr(now[key], name), getattr(began[key], name)) for key in now]
-        known = sum(getattr(one, name) or 0 for one in gone)
-        return max(0.0, sum(b - a for b, a in pairs if a is not None and b is not None) - known)
-
-    faults, read = counted("faults"), counted("read_bytes")
-    return {
-        "own_cores": max(0.0, mine.seconds - began[me].seconds) / elapsed,
-        "worker_cores": max(0.0, alive + max(0.0, reaped - known)) / elapsed,
-        "read_mb_s": None if read is None else read / 1e6 / elapsed,
-        "major_faults_s": None if faults is None else faults / elapsed,
-    }
-
-
-def _busy(before: Mapping[int, tuple[float, float]], now: Mapping[int, tuple[float, float]]) -> dict[int, float]:
-    """Return the busy time between two counts, by processor; without those that were not there before."""
-    return {n: now[n][0] - before[n][0] for n in now if n in before}
-
-
-def _share(pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> float | None:
-    """Return the busy part of the time between two counts of each processor; None when no time has gone by."""
-    busy = sum(b[0] - a[0] for a, b in pairs)
-    total = sum(b[1] - a[1] for a, b in pairs)
-    # Counts of idle time may step back a little as processors go to sleep.
-    return min(1.0, max(0.0, busy / total)) if total > 0 else None
+        Nothing is read before the process uses CUDA itself: asking must not begin that.
+        """
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            self.absent["gpus"] = "this process has used no GPU so far"
+            return {}
+        self.absent.pop("gpus", None)
+        found: dict[str, float | None] = {}
+        for n in range(min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())):
+            try:
+                memory, total = torch.cuda.device_memory_used(n), torch.cuda.get_device_properties(n).total_memory
+                found[f"gpu_{n}_utilization_percentage"] = torch.cuda.utilization(n)
+                found[f"gpu_{n}_memory_usage_megabytes"] = memory / 1e6
+                found[f"gpu_{n}_memory_usage_percentage"] = 100 * memory / total
+                found[f"gpu_{n}_power_usage_watts"] = torch.cuda.power_draw(n) / 1e3
+            except Exception as error:  # nvidia-ml-py is missing, or a function that this driver lacks
+                self.absent["gpus"] = str(error)
+        return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trainkit.tracking.journal import Journal
 
 if TYPE_CHECKING:
-    from trainkit.tracking.system.reading import Reading
+    from trainkit.tracking.system.load import Reading
 
 KEPT = 720
 """Readings that are kept: two hours of one every 10 seconds."""
