@@ -149,57 +149,6 @@ def test_groups_survive_being_packed_again(tmp_path):
     assert one.class_names == two.class_names == ("open", "shut") and two.size == (3, 5)
 
 
-# MRL Eye
-
-
-def mrl(root: Path) -> Path:
-    return put(
-        root,
-        "s0001/s0001_00001_0_0_0_0_0_01.png",
-        "s0001/s0001_00002_0_1_1_2_1_03.png",
-        "s0002/s0002_00003_1_0_1_0_0_02.png",
-    )
-
-
-def test_mrl_eye_has_its_states_and_subjects_in_the_names(tmp_path):
-    for root in (mrl(tmp_path / "mrlEyes_2018_01"), tmp_path):
-        source = sources.open_source(root)
-        assert source.kind == "MRL Eye folder" and source.names == ("closed", "open")
-        assert [(record.label, record.group) for record in source.records()] == [
-            (0, "s0001"),
-            (1, "s0001"),
-            (1, "s0002"),
-        ]
-    (tmp_path / "mrlEyes_2018_01" / "annotation.txt").write_text("not an image")
-    import_images.import_pictures(tmp_path / "mrlEyes_2018_01", tmp_path / "out", size=(32, 64), fit="stretch")
-    data = Packed(tmp_path / "out")
-    assert data.class_names == ("closed", "open") and data.labels.tolist() == [0, 1, 1]
-    assert data.group_names == ("s0001", "s0002") and data.groups.tolist() == [0, 0, 1]
-    assert data.size == (32, 64)
-
-
-def test_open_eyes_alone_are_still_called_open(tmp_path):
-    root = put(tmp_path / "eyes", "s0001/s0001_00002_0_1_1_2_1_03.png", "s0002/s0002_00003_1_0_1_0_0_02.png")
-    import_images.import_pictures(root, tmp_path / "out", size=(6, 10))
-    assert Packed(tmp_path / "out").class_names == ("open",)
-
-
-@pytest.mark.parametrize(
-    "name", ["s0002/x.png", "s0001/s0001_00001_0_0_2_0_0_01.png", "s0003/s0001_00009_0_0_0_0_0_01.png"]
-)
-def test_a_picture_that_is_not_of_mrl_eye_is_named(tmp_path, name):
-    root = put(mrl(tmp_path / "eyes"), name)
-    with pytest.raises(UserError, match=f"1 image not named like those of MRL Eye:\n  {name}\n"):
-        import_images.import_pictures(root, tmp_path / "out", size=(6, 10), damaged="skip")
-
-
-def test_mrl_eye_sorted_into_folders_of_states_is_ordinary(tmp_path):
-    root = put(tmp_path / "eyes", "awake/s0001_00001_0_0_1_0_0_01.png", "sleepy/s0001_00002_0_0_0_0_0_01.png")
-    import_images.import_pictures(root, tmp_path / "out", size=(6, 10), group=r"(s\d{4})_")
-    data = Packed(tmp_path / "out")
-    assert data.class_names == ("awake", "sleepy") and data.group_names == ("s0001",)
-
-
 # Tables
 
 

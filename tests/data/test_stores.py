@@ -1,8 +1,7 @@
-"""What all kinds of packed sets have in common: those of earlier versions are opened, and damaged ones refused.
+"""What all kinds of packed sets have in common: those written before are opened, and damaged ones refused.
 
 `golden/sets_of_rows.zip` was written by the first version that kept them in rows: images stored in every way, masks,
 their distance maps, volumes, an index of people, and outputs of a teacher, the latter also in their form before.
-`golden/sets_before_rows.zip` was written by the last version in whose folders each column was a file.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ import pytest
 import scene_sets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from runs import ROOT
 
-from trainkit.data import cache as data_cache
-from trainkit.data import image_folder, import_images, repack
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.rows import reader
 from trainkit.data.rows.reader import Rows
@@ -91,12 +87,6 @@ def written(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def before(tmp_path, cache) -> Path:
-    """Sets in the form of before rows."""
-    return unpacked("sets_before_rows.zip", tmp_path / "before")
-
-
-@pytest.fixture
 def copied(written, tmp_path) -> Callable[[str], Path]:
     """Copies a set, to be damaged."""
     return lambda name: shutil.copytree(written / name, tmp_path / name)
@@ -130,46 +120,14 @@ def test_what_is_written_today_has_the_digests_of_then(written, tmp_path, cache)
     assert write(tmp_path / "resampled", cases=2, spacing=(3.0, 1.0, 0.5)).digest == digests["resampled"]
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name not in ("people", "outputs")])
-def test_sets_of_before_rows_are_packed_anew_once_and_left_where_they_are(before, tmp_path, caplog, name):
-    folder, kind = before / name, KINDS[name]
-    files = {file.name: file.read_bytes() for file in folder.iterdir()}
-    digest, other = json.loads((before / "digests.json").read_text())[name]
-    if kind in (Packed, PackedVolumes):  # which a user imports
-        data = kind(folder)
-        assert f"{folder} is in the form of an earlier version: packed anew, once" in caplog.messages[0]
-        assert kind(folder).path == data.path and len(caplog.messages) == 1
-    else:
-        assert repack.is_old(folder, kind)
-        repack.pack(folder, tmp_path / name, kind, lambda done, total: None)
-        data = kind(tmp_path / name)
-    assert (data.digest, data.changed()) == (digest, []), "of the content"
-    assert len(values(data)) >= len(data) > 0
-    assert other == (data.content(np.arange(2)) if kind is PackedVolumes else data.originals)
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == files, "what a user made is left"
-
-
-def test_a_set_of_the_cache_is_made_of_that_of_before(before, tmp_path, caplog, monkeypatch):
-    for label in ("a", "b"):
-        (tmp_path / "set" / label).mkdir(parents=True)
-        Image.new("RGB", (16, 12)).save(tmp_path / "set" / label / "0.png")
-    source = image_folder.open_folder(tmp_path / "set")
-    now = import_images.pack_once(source, (12, 16))
-    before_it = now.path.with_name(now.path.name.removesuffix("-rows"))
-    now.path.rename(tmp_path / "kept")
-    (before / "decoded").rename(before_it)
-    monkeypatch.setattr(import_images, "import_pictures", lambda *_, **__: pytest.fail("read again"))
-    found = import_images.pack_once(source, (12, 16))
-    assert found.path == now.path and before_it.is_dir() and len(found) == 6
-    assert sum("packed anew" in message for message in caplog.messages) == 1
-
-
-@pytest.mark.parametrize("name", ["images.npy", "labels.npy", "ids.txt"])
-def test_one_of_before_that_is_damaged_is_refused(before, name):
-    packed_rows.flip(before / "decoded", -3, file=name)
-    with pytest.raises(UserError, match=rf"{name}: is not what was written"):
-        Packed(before / "decoded")
-    assert not list(data_cache.cache_root().glob("*/rows.arrow"))
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_sets_of_before_rows_are_refused_and_left(copied, name):
+    folder = copied(name)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["arrow"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"a set of a version before 0\.2; expected .*; import the set again"):
+        KINDS[name](folder)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)

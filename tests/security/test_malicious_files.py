@@ -520,8 +520,7 @@ DOORS: dict[str, set[str]] = {
     # Other people's images, volumes, tables and lists
     "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
                         "data/formats/image_decode.py simplejpeg.decode_jpeg",
-                        "data/formats/image_decode.py decode_jpeg",
-                        "data/formats/pnm.py numpy.frombuffer", "data/formats/pnm.py numpy.fromstring"},
+                        "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
     "coco.read": {"data/scenes/outlines.py numpy.frombuffer"},
     "label_files.read": {"data/folders.py json.loads"},
@@ -544,7 +543,8 @@ DOORS: dict[str, set[str]] = {
     "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/rows/row_files.py numpy.lib.format.open_memmap"},
-    "faces, packed": {"data/rows/row_files.py json.loads", "data/rows/reader.py mmap.mmap", "data/rows/reader.py numpy.frombuffer"},
+    "faces, packed": {"data/rows/row_files.py json.loads", "data/rows/reader.py mmap.mmap",
+                      "data/rows/reader.py numpy.frombuffer"},
     "masks, packed": {"data/scenes/map_store.py zlib.decompressobj", "data/scenes/map_store.py numpy.frombuffer"},
     "volumes, packed": {"data/volumes/volume_store.py json.loads"},
     "duplicates._kept": {"data/leakage.py numpy.load"},
@@ -583,9 +583,7 @@ REASONS = {
     "a file that this command wrote a moment before": {
         "export/images.py timm.create_model", "export/files.py onnxruntime.InferenceSession",
         "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
-        "data/repack.py json.loads",
     },
-    "opened once its header and its hashes are those that this program would write": {"data/repack.py numpy.memmap"},
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights": {
         "models/bisenet.py timm.create_model", "models/timm_classifier.py timm.create_model",

@@ -195,13 +195,6 @@ def _picture(path: Path) -> Any:
     return image_decode.decode(image_decode.read(path, str(path)), str(path))
 
 
-def _pages(path: Path) -> Any:
-    """As an import reads an image: the first page is decoded, and others are told."""
-    pixels = _picture(path)
-    image_decode.has_pages(path.read_bytes())
-    return pixels
-
-
 def _mask(path: Path) -> Any:
     scene = Scene("x", path, path, str(path))
     header(scene)
@@ -247,10 +240,10 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
         _picture,
     ),
     "TIFF with a tile of 60,000 x 60,000": (_written("a.tif", lambda: _tiff_tiled(60_000)), _picture),
-    "TIFF of a million pages": (_written("a.tif", lambda: _tiff_of_many_pages(1_000_000)), _pages),
+    "TIFF of a million pages": (_written("a.tif", lambda: _tiff_of_many_pages(1_000_000)), _picture),
     "TIFF whose pages go in a circle": (
         _written("a.tif", lambda: tiff(*grey(64, 64, 4096), pixels=bytes(4096), following=8 + 4096)),
-        _pages,
+        _picture,
     ),
     "mask and image TIFF of 65,500 x 65,500": (
         _written("a.tif", lambda: tiff(*grey(65_500, 65_500, 100), pixels=bytes(100))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import struct
@@ -13,11 +14,11 @@ from typing import Any
 from PIL import Image
 
 from trainkit.data import import_images
-from trainkit.data.formats import heif, image_decode
+from trainkit.data.formats import image_decode
 from trainkit.data.scenes import coco
 
 MB = 1 << 20
-READ = heif.is_installed()
+READ = importlib.util.find_spec("pillow_heif") is not None
 """HEIC is read where pillow-heif is there, which the tests do not need."""
 
 

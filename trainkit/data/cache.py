@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainkit import terminal
+from trainkit.data.rows import row_files
 from trainkit.data.rows.writer import JOURNAL, PARTIAL
 from trainkit.errors import UserError
 from trainkit.paths import data_root, make_private, user_cache
 
 _BESIDE = ".trainkit-packed"
 """Folder of packed sets under the data root."""
+
+Kind = TypeVar("Kind")
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (rows or cases done, those in all)."""
@@ -60,11 +66,30 @@ def cache_root() -> Path:
 
 
 def place(name: str) -> Path:
-    """Return the path of something in the cache; that of an earlier version, which packed beside data wherever that
-    was, where it has made it and `$TRAINKIT_CACHE` names no other place.
+    """Return the path of something in the cache."""
+    return cache_root() / name
+
+
+def is_there(key: str) -> bool:
+    """Return True where a set was packed under this key."""
+    return row_files.is_packed(place(f"{key}-rows"))
+
+
+def pack_once(
+    key: str, kind: Callable[[Path], Kind], make: Callable[[Path, Progress], object], what: str, unit: str = "image"
+) -> Kind:
+    """Open a set of the cache; where it is not there yet, `make` writes it to the folder that it is given.
+
+    Processes that start together make it once. `what` and `unit` as of `make_once`; raises what `make` raises.
     """
-    before = data_root() / _BESIDE / name
-    return before if os.path.exists(before) and not os.environ.get("TRAINKIT_CACHE") else cache_root() / name
+    folder = place(f"{key}-rows")
+
+    def made(on_progress: Progress) -> None:
+        _log.info("%s into %s, once", what, folder)
+        make(folder, on_progress)
+
+    make_once(folder, row_files.is_packed, made, what, unit)
+    return kind(folder)
 
 
 def _remove_abandoned(own: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,19 +10,12 @@ from pathlib import Path
 
 from trainkit.data import folders
 from trainkit.data.face_alignment import LANDMARKS, read_landmarks
-from trainkit.data.formats import heif
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Record, Source
-from trainkit.errors import UserError, few, listing, number_of
+from trainkit.errors import UserError, few, number_of
 
 _BESIDE = frozenset({".csv", ".db", ".json", ".md", ".txt", ".xml"})
 """Endings of files that lie beside images and are not taken for one."""
-
-MRL_STATES = ("closed", "open")
-
-_MRL = re.compile(r"(?:.*/)?(s\d{4})/(s\d{4})_\d+_[01]_[01]_([01])_[0-2]_[01]_\d{2}\.png")
-"""A path of MRL Eye (http://mrl.cs.vsb.cz/eyedataset): `s0001/s0001_00001_0_0_0_0_0_01.png` is subject, image, gender,
-glasses, eye (0 closed, 1 open), reflections, lighting, sensor."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +94,6 @@ def list_images(root: Path, *, nested: bool = True) -> Images:
     # Of an empty folder within an empty one, only the upper is named.
     found.bare.extend(name for name in every if name not in full and name.rpartition("/")[0] in full)
     folders.check_names(str(root), unwritable)
-    if not heif.is_installed():
-        unread = Counter(os.path.splitext(name)[1].lower() for name in (*found.files, *found.loose))
-        if unread := Counter({suffix: unread[suffix] for suffix in heif.SUFFIXES if unread[suffix]}):
-            raise heif.missing(str(root), counted(unread))
     return found
 
 
@@ -118,9 +106,7 @@ def counted(suffixes: Counter[str]) -> str:
 def open_folder(root: Path, *, nested: bool = True) -> Source:
     """Return a folder of classes, `root/<class>/<image>`, in the order of the names. Raises UserError when empty.
 
-    With `nested` classes may have folders of their own, and the class is the path, `alphabet/character`; and where the
-    first image is named as in MRL Eye, in the folder of its subject, all have to be: states are the classes, subjects
-    the groups. Sorted into other folders the same files are ordinary classes.
+    With `nested` classes may have folders of their own, and the class is the path, `alphabet/character`.
     """
     found = list_images(root, nested=nested)
     if not found.files:
@@ -129,8 +115,6 @@ def open_folder(root: Path, *, nested: bool = True) -> Source:
         meant = found.only_way()
         remedy = f"did you mean {meant}?" if meant else ""
         raise UserError(str(root), said, "images in <class>/<image>.jpg", remedy)
-    if nested and _of_mrl(found.files[0]) is not None:
-        return _mrl_eye(found)
     if all(name.count("/") > 1 and name.partition("/")[0].lower() in folders.SPLIT_NAMES for name in found.files):
         first = sorted({name.partition("/")[0] for name in found.files})
         if len(first) > 1:
@@ -146,26 +130,3 @@ def open_folder(root: Path, *, nested: bool = True) -> Source:
 
     made_of = (*files, str(landmarks)) if landmarks.is_file() else files
     return Source("folder", str(root), len(files), records, made_of, left_out=found.left_out())
-
-
-def _mrl_eye(found: Images) -> Source:
-    """Return MRL Eye as a source. Raises UserError at an image that does not belong there."""
-    parts = [_of_mrl(name) for name in found.files]
-    if strange := [name for name, own in zip(found.files, parts, strict=True) if own is None]:
-        said = f"{number_of(len(strange), 'images')} not named like those of MRL Eye:{listing(strange)}\n"
-        raise UserError(str(found.root), said, "<subject>/s0001_00001_0_0_0_0_0_01.png", "move them away")
-    files = found.paths()
-
-    def records() -> Iterator[Record]:
-        for name, file, own in zip(found.files, files, parts, strict=True):
-            if own is not None:
-                yield Record(name, own[1], Path(file), file, group=own[0])
-
-    where, states = str(found.root), MRL_STATES
-    return Source("MRL Eye folder", where, len(files), records, files, states, left_out=found.left_out())
-
-
-def _of_mrl(name: str) -> tuple[str, int] | None:
-    """Return subject and state that a path of MRL Eye says; None for another."""
-    found = _MRL.fullmatch(name)
-    return (found[1], int(found[3])) if found is not None and found[1] == found[2] else None

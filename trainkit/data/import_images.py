@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
-from trainkit.data import cache, evaluation_sets, folders, repack, sources, verify_images
+from trainkit.data import cache, evaluation_sets, folders, sources, verify_images
 from trainkit.data.cache import Progress
 from trainkit.data.evaluation_sets import Evaluation
 from trainkit.data.face_alignment import align_face, check_records
@@ -35,8 +35,6 @@ Resize = Literal["no", "down", "any"]
 _log = logging.getLogger(__name__)
 _COUNTED = 1000
 """Unusable images after which a set that is to be whole is read no further."""
-_DARK = 16
-"""Level below which all images of 16 bits lie where their values have 12 bits."""
 _MANY = 1 << 30
 """Images of a set of which nothing says how many they are: too many to be kept as pixels."""
 
@@ -149,8 +147,7 @@ class _Rows:
         self._labels, self._groups = _Numbered(), _Numbered()
         self._sizes, self._originals = array("q"), bytearray()
         self._without_group = ""
-        self._of_pages = self._deep = self.done = 0
-        self._brightest = -1
+        self.done = 0
         self._new: list[Json] = []
         self.bad: list[str] = []
 
@@ -165,8 +162,7 @@ class _Rows:
         record, pixels = made.record, made.pixels
         first_without = record.id if record.group is None and not self._without_group else ""
         shape = pixels.shape[1:3] if self._shaped else ()
-        facts = made.pages, made.brightest, shape, made.original.hex()
-        self._note((record.label, record.group, first_without, *facts))
+        self._note((record.label, record.group, first_without, shape, made.original.hex()))
         writer.add_image(record.id, pixels, made.encoded)
         return True
 
@@ -180,13 +176,10 @@ class _Rows:
         if isinstance(note, str):
             self.bad.append(note)
         elif note is not None:
-            label, group, without_group, pages, brightest, shape, original = note
+            label, group, without_group, shape, original = note
             self._labels.add(label)
             self._groups.add(group)
             self._without_group = self._without_group or without_group
-            self._of_pages += pages
-            self._deep += brightest >= 0
-            self._brightest = max(self._brightest, brightest)
             self._sizes.extend(shape)
             self._originals += bytes.fromhex(original)
 
@@ -219,13 +212,6 @@ class _Rows:
             originals=bytes(self._originals),
         )
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
-        if self._of_pages:
-            notes.append(
-                f"{number_of(self._of_pages, 'TIFF files')} of several pages: only the first page of each is read"
-            )
-        if 0 <= self._brightest < _DARK:
-            found = f"no value of {number_of(self._deep, 'images')} of 16 bits is above {256 * _DARK - 1} of 65535"
-            notes.append(f"{found}: they are nearly black; if their values have 12 bits, multiply them by 16")
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json has the originals")
         if source.label and not source.names and not self._labels.has_texts:
@@ -302,7 +288,7 @@ def pack_once(
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
         _log.warning("%s: left out: %s", found.where, sentence)
     key = cache.key(made, found.files)
-    if isinstance(found, Source) and size is not None and not (group or align or repack.is_there(key, Packed)):
+    if isinstance(found, Source) and size is not None and not (group or align or cache.is_there(key)):
         opened = record_store.in_place(found, size, fit)
         if opened is not None:
             return opened
@@ -316,7 +302,7 @@ def pack_once(
         for note in report.notes[len(left_out) :]:
             _log.warning("%s: %s", source.where, note)
 
-    return repack.pack_once(key, Packed, make, f"packing {found.where}")
+    return cache.pack_once(key, Packed, make, f"packing {found.where}")
 
 
 def import_faces(
@@ -368,10 +354,6 @@ class _Made(NamedTuple):
     """A hash of what the source has."""
     encoded: bytes | None = None
     """Its bytes, where they can be kept for these pixels."""
-    pages: bool = False
-    """Whether its file has several."""
-    brightest: int = -1
-    """Largest level, 0 .. 255, of an image of 16 bits; -1 for others."""
 
 
 def _prepare(source: Source, recipe: _Recipe, begin: int) -> Iterator[_Made | UserError]:
@@ -407,12 +389,8 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
         hashed.update(repr(data.shape).encode())
     if record.landmarks is not None:
         hashed.update(np.asarray(record.landmarks, np.float64).tobytes())
-    made = _Made(record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), hashed.digest())
-    if not isinstance(data, bytes):
-        return made
-    encoded = data if pixels is original and image_decode.stored_as_is(data) else None
-    brightest = int(original.max()) if image_decode.has_16_bits(data) else -1
-    return made._replace(encoded=encoded, pages=image_decode.has_pages(data), brightest=brightest)
+    kept = data if isinstance(data, bytes) and pixels is original and image_decode.stored_as_is(data) else None
+    return _Made(record, np.ascontiguousarray(pixels.transpose(2, 0, 1)), hashed.digest(), kept)
 
 
 def unusable(where: str, bad: Sequence[str], remedy: str) -> UserError:

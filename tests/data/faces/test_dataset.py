@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from trainkit.data import evaluation_sets, hub, import_images, sources
-from trainkit.data.cache import cache_root, place
+from trainkit.data.cache import cache_root
 from trainkit.data.faces.dataset import Faces, _mirrored
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
@@ -201,17 +201,6 @@ def test_packing_leaves_nothing_in_the_folder_of_the_start_and_a_private_cache(f
     kept = tmp_path / "xdg" / "trainkit" / "packed"
     assert not any(started.iterdir()) and any(image_store.is_packed(made) for made in kept.iterdir())
     assert kept.stat().st_mode & 0o777 == 0o700
-
-
-def test_what_an_earlier_version_packed_in_the_folder_of_the_start_is_used_there(faces, started, tmp_path, monkeypatch):
-    opened = faces.open(0)
-    kept, old = tmp_path / "xdg" / "trainkit" / "packed", started / ".trainkit-packed"
-    kept.rename(old)
-    monkeypatch.setattr(import_images, "import_pictures", lambda *_, **__: pytest.fail("packed again"))
-    again = faces.open(0)
-    assert again.meta.digest == opened.meta.digest and again.train.packed.path.parent == old and not kept.exists()
-    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "chosen"))
-    assert place("x") == tmp_path / "chosen" / "x"
 
 
 def test_packed_sets_lie_beside_data_that_was_named_and_can_be_written(started, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from PIL import Image
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
+from trainkit.data.scenes.files import Scene, header
 from trainkit.errors import UserError
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
@@ -196,3 +197,51 @@ def test_one_bit_pictures_become_black_and_white(shared: Path):
     assert Image.open(file).mode == "1"
     pixels = image_decode.decode(file.read_bytes(), "")
     assert set(np.unique(pixels)) == {0, 255} and 0.8 < (pixels == 255).mean() < 1, "black strokes on white"
+
+
+def pnm(values: np.ndarray, top: int, plain: bool) -> bytes:
+    height, width, channels = values.shape
+    kind = {(True, 1): "P2", (True, 3): "P3", (False, 1): "P5", (False, 3): "P6"}[plain, channels]
+    head = f"{kind}\n# by a camera\n{width} {height} # wide\n{top}\n".encode()
+    if plain:
+        return head + " \n".join(map(str, values.ravel().tolist())).encode()
+    return head + values.astype(np.uint8 if top < 256 else ">u2").tobytes()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("top", [1, 15, 255, 256, 1023, 4095, 65535])
+def test_the_largest_value_of_the_header_of_pnm_is_white(top, channels, plain):
+    values = np.random.default_rng(top).integers(0, top + 1, (5, 7, channels))
+    values[0, 0], values[0, 1] = 0, top
+    data = pnm(values, top, plain)
+    decoded = image_decode.decode(data, "")
+    assert decoded.shape == (5, 7, 3) and decoded.dtype == np.uint8
+    assert np.abs(decoded - values * 255 / top).max() <= (0.5 if top < 256 else 1)
+    assert (decoded[0, 0] == 0).all() and (decoded[0, 1] == 255).all()
+    assert header(Scene("a", data, None, "a")) == ((5, 7), 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"P5\n", "damaged header"),
+        (b"P5 2 2 0\n1234", "maxval must be greater than 0"),
+        (b"P5 2 2 70000\n1234", "less than 65536"),
+        (b"P5 0 2 255\n1234", "cannot be decoded"),
+        (b"P5 2 2 255\n123", "cannot be decoded"),
+        (b"P5 2 2 65535\n1234567", "cannot be decoded"),
+        (b"P2 2 2 255\n1 2 3", "cannot be decoded"),
+        (b"P2 2 2 255\n1 2 x 4", "cannot be decoded"),
+        (b"P2 2 2 255\n1 2 -3 4", "negative"),
+        (b"P2 2 2 255\n1 2 256 4", "too large"),
+        (b"P5 99999 99999 255\n1234", "cannot be decoded"),
+        (b"P4 8 1\n1", "not an image of these formats"),
+        (b"Pf 1 1 -1.0\n1234", "not an image of these formats"),
+        (b"P7\nWIDTH 2\n", "not an image of these formats"),
+        (b"P5#" + b"a" * 70_000 + b"\n2 2 255\n1234", "damaged header"),
+    ],
+)  # fmt: skip
+def test_a_damaged_pnm_file_is_refused(data, words):
+    with pytest.raises(UserError, match=words):
+        image_decode.decode(data, "a.pgm")

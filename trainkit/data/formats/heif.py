@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from trainkit.errors import UserError
 
 SUFFIXES = frozenset({".heic", ".heif"})
@@ -11,22 +9,11 @@ FORMATS = ("HEIF",)
 """Pillow's name of the format once `prepare` was called."""
 
 _BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"})
-_REMEDY = 'pip install "trainkit[heic]", or save them as JPEG or PNG'
 
 
 def is_heif(data: bytes) -> bool:
     """Return True for data that begins as a HEIC file does."""
     return data[4:8] == b"ftyp" and data[8:12] in _BRANDS
-
-
-def is_installed() -> bool:
-    """Return whether pillow-heif is there; nothing is imported."""
-    return importlib.util.find_spec("pillow_heif") is not None
-
-
-def missing(where: str, found: str) -> UserError:
-    """Return the error to raise where HEIC images are found and pillow-heif is not installed."""
-    return UserError(where, found, "pillow-heif, which reads them, to be installed", _REMEDY)
 
 
 def prepare(where: str) -> None:
@@ -38,6 +25,8 @@ def prepare(where: str) -> None:
     try:
         import pillow_heif  # pyright: ignore[reportMissingImports]
     except ImportError:
-        raise missing(where, "a HEIC image") from None
+        expected = "pillow-heif, which reads them, to be installed"
+        remedy = 'pip install "trainkit[heic]", or save them as JPEG or PNG'
+        raise UserError(where, "a HEIC image", expected, remedy) from None
     # Thumbnails and depth images that come with a photograph are not asked for.
     pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)

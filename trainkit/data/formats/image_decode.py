@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
 from trainkit.data import folders
-from trainkit.data.formats import heif, pnm, tiff
+from trainkit.data.formats import heif, tiff
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads none
@@ -21,8 +23,8 @@ if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads no
     from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. What a TIFF file claims
-is checked before (`tiff`), HEIC goes to pillow-heif (`heif`), and PGM and PPM to no other (`pnm`)."""
+"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. TIFF, PGM, PPM and HEIC
+are opened by theirs after a look at what the file claims."""
 
 _READ = "JPEG, PNG, BMP, WEBP, TIFF, PGM, PPM or HEIC"
 
@@ -36,6 +38,13 @@ PIXEL_CAP = 50_000_000
 BYTE_CAP = 256 << 20
 """Largest encoded image, in bytes."""
 
+_HEAD = 16
+"""Bytes that say of which format a file is."""
+_ORIENTATION = 0x0112
+_PNM = re.compile(rb"P[2356](?:(?:\s|#[^\r\n]*[\r\n])+\d{1,9}){3}\s")
+"""Header of a PGM or PPM file: magic, width, height, and the value that is white."""
+_PNM_HEADER = 1 << 12
+"""Bytes in which it ends: Pillow reads it byte by byte, also a comment of a gigabyte."""
 _HARMLESS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, 0xE0, *range(0xE3, 0xEE), 0xEF})
 """Segments of a JPEG that say nothing of orientation, colours or a second image: tables, JFIF, comments, others'."""
 
@@ -59,147 +68,123 @@ def decode(data: bytes, where: str) -> np.ndarray:
     """Decode a JPEG, PNG, BMP, WebP, TIFF, PGM, PPM or HEIC image to RGB, uint8 (height, width, 3).
 
     Grey, palette, 1-bit and CMYK images are converted, alpha is dropped, the orientation of EXIF or TIFF is applied. Of
-    16 bits the upper byte is kept; where the file names another largest value (PGM, TIFF of 12 bits) that becomes 255.
-    Of TIFF the first page is read. Raises UserError naming `where` for anything damaged, animated, too large or of
-    another format.
+    16 bits the upper byte is kept. Raises UserError naming `where` for anything damaged, of several frames or pages,
+    too large or of another format.
     """
     from PIL import ImageOps
 
-    if not data:
-        raise UserError(where, "0 bytes", "an encoded image")
-    if pnm.is_pnm(data):
-        return _three(pnm.decode(data, where, PIXEL_CAP))
-    try:
-        with _opened(data, where) as picture:
-            width, height = picture.size
-            # Our cap is below the one from which PIL warns, so an image that PIL calls a bomb never gets further.
-            if width * height > PIXEL_CAP or width < 1 or height < 1:
-                raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
-            # An MPO is a photograph whose file also holds a preview or a second view, HEIC a burst: not a sequence.
-            if picture.format not in ("TIFF", "MPO", *heif.FORMATS) and getattr(picture, "n_frames", 1) != 1:
-                raise UserError(where, "an animated image", "a single frame")
-            picture.load()
-            if picture.format != "TIFF" and "exif" in picture.info:
-                ImageOps.exif_transpose(picture, in_place=True)
-            return _rgb(picture, where)
-    except UserError:
-        raise
-    except MemoryError:
-        raise
-    except Exception as error:
-        raise _undecodable(error, where, data) from None
+    with _opened(data, where) as picture:
+        picture.load()
+        if picture.format != "TIFF" and "exif" in picture.info:
+            ImageOps.exif_transpose(picture, in_place=True)
+        return _rgb(picture, where)
 
 
-def _opened(data: bytes, where: str) -> Image.Image:
-    """Open an encoded image by Pillow; its pixels are not read yet. Raises UserError for TIFF that claims too much."""
+@contextlib.contextmanager
+def _opened(file: Path | bytes, where: str) -> Iterator[Image.Image]:
+    """Open an image by Pillow, its size checked and its pixels not read yet; what Pillow raises becomes a UserError."""
     from PIL import Image
 
-    of_tiff = data[:4] in tiff.MAGIC
-    if of_tiff:
-        tiff.check_directory(data, where)
-    picture = Image.open(io.BytesIO(data), formats=formats(data, where))
-    if of_tiff:
-        tiff.check(_tags(picture), len(data), where)
-    return picture
+    with _refusing(where):
+        head = file[:_HEAD] if isinstance(file, bytes) else _head(file, where)
+        if not head:
+            raise UserError(where, "0 bytes", "an encoded image")
+        stream, data, of_tiff = file, b"", head[:4] in tiff.MAGIC
+        if not stored_as_is(head) or isinstance(file, bytes):
+            data = file if isinstance(file, bytes) else read(file, where)
+            stream = io.BytesIO(data)
+        if of_tiff:
+            tiff.check_directory(data, where)
+        elif not stored_as_is(head) and _PNM.match(data[:_PNM_HEADER]) is None:
+            raise UserError(where, "a damaged header of a PGM or PPM file", "P2, P3, P5 or P6, width, height, maximum")
+        with Image.open(stream, formats=_formats(head, where)) as picture:
+            frames = 1
+            if of_tiff:
+                tiff.check(_tags(picture), len(data), where)
+                frames += _tags(picture).next != 0
+            elif picture.format not in ("MPO", *heif.FORMATS):  # photographs with a preview or a second view, bursts
+                frames = getattr(picture, "n_frames", 1)
+            _check_size(picture, where)
+            if frames != 1:
+                raise UserError(where, "several pages" if of_tiff else "an animated image", "a single frame")
+            yield picture
 
 
-def _tags(picture: Image.Image) -> ImageFileDirectory_v2:
-    return picture.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
+def _head(file: Path, where: str) -> bytes:
+    folders.size_of(file, where, "an image file")  # a pipe would be waited for
+    with file.open("rb") as stream:
+        return stream.read(_HEAD)
 
 
-def formats(head: bytes, where: str) -> tuple[str, ...]:
-    """Return the decoders of Pillow that a file with these first bytes may reach, by itself or cut to a page.
-
-    Raises UserError for HEIC without pillow-heif.
-    """
-    if head[:4] in tiff.MAGIC:
-        return ("TIFF",)
+def _formats(head: bytes, where: str) -> tuple[str, ...]:
+    if not stored_as_is(head):
+        return ("TIFF",) if head[:4] in tiff.MAGIC else ("PPM",)
     if heif.is_heif(head):
         heif.prepare(where)
         return heif.FORMATS
     return FORMATS
 
 
-def header(data: bytes, where: str) -> tuple[tuple[int, int], int] | None:
-    """Read height and width, as shown, and EXIF orientation of a TIFF, PGM or PPM file; None for other formats.
+def _check_size(picture: Image.Image, where: str) -> None:
+    # Our cap is below the one from which PIL warns, so an image that PIL calls a bomb never gets further.
+    width, height = picture.size
+    if width * height > PIXEL_CAP or width < 1 or height < 1:
+        raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
+
+
+@contextlib.contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """Turn into UserError what PIL raises on damaged input: a dozen kinds of exception, SyntaxError among them."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise UserError(where, f"cannot be read ({error.strerror})", "an image file") from None
+        text = " ".join(str(error).split()) or type(error).__name__
+        text = "not an image of these formats" if "identify" in text or "BytesIO" in text else text[:120]
+        raise UserError(where, f"cannot be decoded ({text})", _READ) from None
+
+
+def _tags(picture: Image.Image) -> ImageFileDirectory_v2:
+    return picture.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def header(file: Path | bytes, where: str) -> tuple[tuple[int, int], int]:
+    """Read height and width, as shown, and the orientation by which an image is turned: 1 to 8, 1 for not at all.
 
     Raises UserError where it is damaged or too large.
     """
-    if pnm.is_pnm(data):
-        (height, width, _), turn = pnm.header(data, where).shape, 1
-    elif data[:4] in tiff.MAGIC:
-        try:
-            with _opened(data, where) as picture:
-                (width, height), turn = picture.size, _tags(picture).get(tiff.ORIENTATION, 1)
-        except (UserError, MemoryError):
-            raise
-        except Exception as error:
-            raise _undecodable(error, where, data) from None
-        turn = turn if turn in range(1, 9) else 1
-    else:
-        return None
-    if not 1 <= height * width <= PIXEL_CAP:
-        raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
-    return (height, width), turn
+    with _opened(file, where) as picture:
+        width, height = picture.size
+        if picture.format == "TIFF":  # whose size Pillow has turned
+            turn, turned = _tags(picture).get(_ORIENTATION, 1), False
+        else:
+            turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
+            turned = turn in range(5, 9)
+        return ((width, height) if turned else (height, width)), turn if turn in range(1, 9) else 1
 
 
 def pixels_in(data: bytes) -> int:
-    """Return how many pixels an encoded image has by its header. Raises an error for one that is damaged."""
-    found = header(data, "")
-    if found is not None:
-        return found[0][0] * found[0][1]
-    with _opened(data, "") as picture:
-        return picture.width * picture.height
-
-
-def has_16_bits(data: bytes) -> bool:
-    """Return True for a PNG or TIFF file, which was decoded before, of 16 bits a channel."""
-    if data[:4] == b"\x89PNG":
-        return data[24:25] == b"\x10"
-    if data[:4] not in tiff.MAGIC:
-        return False
-    with _opened(data, "") as picture:
-        return tiff.top(_tags(picture)) == 65535
-
-
-def has_pages(data: bytes) -> bool:
-    """Return True for a TIFF file, which was decoded before, of several pages."""
-    if data[:4] not in tiff.MAGIC:
-        return False
-    with _opened(data, "") as picture:
-        return _tags(picture).next != 0
+    """Return how many pixels an encoded image has by its header. Raises UserError for one that is damaged."""
+    (height, width), _ = header(data, "")
+    return height * width
 
 
 def stored_as_is(data: bytes) -> bool:
-    """Return False for an encoded image that a packed set keeps as PNG: one of TIFF, whose other pages nothing reads,
-    PGM or PPM.
-    """
-    return data[:4] not in tiff.MAGIC and not pnm.is_pnm(data)
+    """Return False for an encoded image that a packed set keeps as PNG: TIFF, PGM or PPM."""
+    return data[:4] not in tiff.MAGIC and not (data[:1] == b"P" and data[1:2] in b"2356" and data[2:3] in b"# \t\r\n")
 
 
 def opened(picture: Image.Image, where: str) -> np.ndarray:
     """Convert an image that Pillow holds or has opened, as `decode` does with its file. Raises UserError."""
     from PIL import ImageOps
 
-    width, height = picture.size
-    if width * height > PIXEL_CAP or width < 1 or height < 1:
-        raise UserError(where, f"{width} x {height} pixels", f"1 to {PIXEL_CAP} pixels")
-    try:
+    with _refusing(where):
+        _check_size(picture, where)
         picture.load()
         return _rgb(ImageOps.exif_transpose(picture), where)
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        raise _undecodable(error, where) from None
-
-
-def _undecodable(error: Exception, where: str, data: bytes = b"") -> UserError:
-    """Say so: PIL's decoders raise a dozen kinds of exception on damaged input, SyntaxError among them."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if "BytesIO" in text:
-        of_tiff = data[:4] in tiff.MAGIC
-        text = "a TIFF file of an unsupported layout" if of_tiff else "not an image of these formats"
-    return UserError(where, f"cannot be decoded ({text[:120]})", _READ)
 
 
 def plain_jpeg(data: bytes) -> tuple[int, int] | None:
@@ -313,22 +298,14 @@ def _rgb(picture: Image.Image, where: str) -> np.ndarray:
     if picture.mode.startswith(("I", "F")):
         # PIL clips these at 255 instead of scaling, which turns a 16-bit face into a white square.
         values = np.asarray(picture)
-        of_tiff = picture.format == "TIFF"
-        top = tiff.top(_tags(picture)) if of_tiff else 65535
-        if values.dtype.kind == "f" or values.min() < 0 or values.max() > top:
+        if values.dtype.kind == "f" or values.min() < 0 or values.max() > 65535:
             raise UserError(where, f"pixels of mode {picture.mode}", "8 or 16 bits a channel")
-        grey = pnm.levels(top)[values]
-        return _three((255 - grey if of_tiff and tiff.inverted(_tags(picture)) else grey)[:, :, None])
+        return np.repeat((values >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
     if picture.mode == "P" and "transparency" in picture.info:
         picture = picture.convert("RGBA")  # PIL warns of the direct way
     if picture.mode == "RGBa":
         picture = picture.convert("RGBA")
     return np.asarray(picture.convert("RGB"))
-
-
-def _three(pixels: np.ndarray) -> np.ndarray:
-    """Return uint8 (height, width, 1 or 3) with three channels."""
-    return pixels if pixels.shape[2] == 3 else np.repeat(pixels, 3, axis=2)
 
 
 Fit = Literal["no", "down", "any", "stretch", "crop"]

@@ -1,4 +1,4 @@
-"""TIFF: bounds on what a file claims. Pillow reads the first page of one that keeps within them."""
+"""TIFF: bounds on what a file claims, and refusal of what Pillow reads as something else."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ MAGIC = (b"II*\0", b"MM\0*")
 
 _ENTRIES = 512
 """Most tags of a directory; a photograph has some 20, a microscope's image some 60."""
-
 _VALUES = 1 << 20
 """Most whole numbers of a tag: strips of an image of a million rows."""
-
 _SHARED = 16
 """Most times that the pixels of a file may be named by its strips or tiles: each is read anew."""
-
 _TILE = 1 << 24
 """Most pixels of a tile, for which the decoder takes memory whatever the size of the image."""
 
 _BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
 """Bytes of a value by its type."""
-
-_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, ORIENTATION, _SAMPLES, _PLANES = 258, 259, 262, 266, 274, 277, 284
+_BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _SAMPLES, _PLANES = 258, 259, 262, 266, 277, 284
 _STRIP_BYTES, _TILE_WIDTH, _TILE_HEIGHT, _TILE_BYTES, _FORMAT = 279, 322, 323, 325, 339
-
-_COMPRESSIONS = {1: "none", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate"}
-_PHOTOMETRICS = {0: "grey, white is zero", 1: "grey", 2: "RGB", 3: "palette"}
+_COMPRESSIONS = (1, 5, 8, 32773, 32946)
+"""None, LZW, deflate, PackBits, deflate."""
+_EXPECTED = "one page, grey, RGB or palette, 1 to 16 bits without sign, uncompressed or by LZW, deflate or PackBits"
 
 
 def check_directory(data: bytes, where: str) -> None:
@@ -56,45 +52,27 @@ def check_directory(data: bytes, where: str) -> None:
 
 
 def check(tags: ImageFileDirectory_v2, size: int, where: str) -> None:
-    """Check the tags of the first page of a file of `size` bytes, before its pixels are read.
-
-    Allowed are 1, 2, 4, 8, 12 and 16 bits a sample without sign, grey, RGB and palette, in strips or tiles, not
-    compressed or by LZW, deflate or PackBits. Raises UserError naming `where` for anything else.
-    """
-    for name, value, allowed in (
-        ("compression", tags.get(_COMPRESSION, 1), _COMPRESSIONS),
-        ("colours", tags.get(_PHOTOMETRIC), _PHOTOMETRICS),
-    ):
-        if value not in allowed:
-            names = ", ".join(dict.fromkeys(allowed.values()))
-            raise _refused(where, f"{name} {value}", names, "save it again without compression, or as PNG")
+    """Check the tags of the first page of a file of `size` bytes, before its pixels are read. Raises UserError."""
+    compression, photometric, order = tags.get(_COMPRESSION, 1), tags.get(_PHOTOMETRIC), tags.get(_FILL_ORDER, 1)
     samples, bits = tags.get(_SAMPLES, 1), tags.get(_BITS, (1,))
-    if not 1 <= samples <= 4 or len(set(bits)) != 1 or bits[0] not in (1, 2, 4, 8, 12, 16):
-        found = f"{samples} channels of {'/'.join(map(str, bits[:9]))} bits"
-        raise _refused(where, found, "1 to 4 of up to 16 bits")
-    if set(tags.get(_FORMAT, (1,))) != {1}:
-        found = "values with a sign or a decimal point"
-        raise _refused(where, found, "whole numbers from 0", "save it with 16 bits")
-    if bits[0] > 8 and tags.get(_PLANES, 1) != 1 and samples > 1:
-        # Pillow takes the bytes of 16-bit planes for one another.
-        raise _refused(where, "colours of 16 bits in planes", "one after the other", "save it with 8 bits, or as PNG")
-    if tags.get(_FILL_ORDER, 1) != 1:
-        raise _refused(where, "bits in reverse order", "fill order 1")
-    if _TILE_WIDTH in tags and not 1 <= tags[_TILE_WIDTH] * tags.get(_TILE_HEIGHT, 0) <= _TILE:
-        raise _refused(where, f"tiles of {tags[_TILE_WIDTH]} x {tags.get(_TILE_HEIGHT)} pixels", f"1 to {_TILE} pixels")
-    lengths = tags.get(_TILE_BYTES) or tags.get(_STRIP_BYTES, ())
-    if sum(lengths) > _SHARED * size:
-        raise _refused(where, f"{len(lengths)} pieces of {sum(lengths)} bytes in {size}", "each with its own")
-
-
-def top(tags: ImageFileDirectory_v2) -> int:
-    """Return the largest value that a sample can have: 4095 of 12 bits."""
-    return (1 << tags.get(_BITS, (1,))[0]) - 1
-
-
-def inverted(tags: ImageFileDirectory_v2) -> bool:
-    """Return True where 0 is white and Pillow leaves it so: from 9 bits on."""
-    return tags.get(_PHOTOMETRIC) == 0 and top(tags) > 255
+    tile = tags.get(_TILE_WIDTH, 1) * tags.get(_TILE_HEIGHT, 1)
+    named = sum(tags.get(_TILE_BYTES) or tags.get(_STRIP_BYTES, ()))
+    of_16 = bits[0] == 16
+    refused = {
+        f"compression {compression}": compression not in _COMPRESSIONS,
+        f"colours {photometric}": photometric not in range(4),
+        f"{samples} channels of {'/'.join(map(str, bits[:9]))} bits": (
+            not 1 <= samples <= 4 or len(set(bits)) != 1 or bits[0] not in (1, 2, 4, 8, 16)
+        ),
+        "values with a sign or a decimal point": set(tags.get(_FORMAT, (1,))) != {1},
+        "colours of 16 bits in planes": of_16 and samples > 1 and tags.get(_PLANES, 1) != 1,
+        "16 bits of which 0 is white": of_16 and photometric == 0,
+        f"bits in the order {order}": order != 1,
+        f"tiles of {tile} pixels": not 1 <= tile <= _TILE,
+        f"strips or tiles of {named} bytes in {size}": named > _SHARED * size,
+    }
+    if found := [text for text, is_so in refused.items() if is_so]:
+        raise _refused(where, found[0], _EXPECTED, "save it as PNG")
 
 
 def _refused(where: str, found: str, expected: str, remedy: str = "") -> UserError:

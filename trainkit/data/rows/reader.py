@@ -149,12 +149,6 @@ class Rows(ABC):
         """Return the files of columns that are written and not part of the set: of groups where none are known."""
         return ()
 
-    @classmethod
-    def of_before(cls, path: Path, manifest: Mapping[str, Json]) -> Mapping[str, Sequence[Json]]:
-        """Return, of a set in the form of before (`repack`), the bytes of each row of parts without offsets, and texts
-        that had no file, by the names of the columns."""
-        return {}
-
     # ---- Opening
 
     @classmethod

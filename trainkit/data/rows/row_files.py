@@ -166,6 +166,7 @@ def read_manifest(path: Path, form: Form) -> dict[str, Json]:
         raise UserError(str(file), f"cannot be read ({error})"[:300], remedy=REBUILD) from None
     if not isinstance(manifest, dict) or manifest.get("format") != form.format:
         raise UserError(str(file), f"not the manifest of {form.described}", f'"format": "{form.format}"')
-    if (version := manifest.get("version")) != form.version:
-        raise UserError(str(file), f"version {version}"[:100], str(form.version), "import the set again")
+    if (version := manifest.get("version")) != form.version or "arrow" not in manifest:
+        found = f"version {version}"[:100] if version != form.version else "a set of a version before 0.2"
+        raise UserError(str(file), found, str(form.version), "import the set again")
     return manifest

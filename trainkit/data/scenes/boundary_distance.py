@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from trainkit.data import cache, repack
+from trainkit.data import cache
 from trainkit.data.cache import Progress
 from trainkit.data.rows.row_files import REBUILD, Form, Layout, is_text
 from trainkit.data.rows.writer import Writer
@@ -152,7 +152,7 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
         _write(folder, masks, settings, on_progress)
 
     what = f"computing distance maps of {masks.path}"
-    found = repack.pack_once(cache.key(made, ()), Distances, make, what, "mask")
+    found = cache.pack_once(cache.key(made, ()), Distances, make, what, "mask")
     check_fits(found, masks, settings)
     return found
 

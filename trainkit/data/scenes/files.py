@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes.label_maps import Labels
@@ -121,33 +120,7 @@ def mask_shape(scene: Scene) -> tuple[int, int]:
 
 def header(scene: Scene) -> tuple[tuple[int, int], int]:
     """Read `picture_shape`, and the EXIF orientation by which the image is turned: 1 to 8, 1 for not at all."""
-    stream = scene.image if isinstance(scene.image, Path) else io.BytesIO(scene.image)
-    if isinstance(stream, Path):  # PIL would wait for ever at a pipe
-        folders.size_of(stream, scene.where, "an image file")
-        head = _head(stream, scene.where)
-    else:
-        head = stream.getvalue()[:_HEAD]
-    if not image_decode.stored_as_is(head) and (found := image_decode.header(picture_bytes(scene), scene.where)):
-        return found
-    with _opened(stream, scene.where, image_decode.formats(head, scene.where)) as picture:
-        width, height = picture.size
-        turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
-        # Any other value is none, as PIL has it.
-        turn = turn if turn in range(1, 9) else 1
-        return ((width, height) if turn >= 5 else (height, width)), turn
-
-
-_ORIENTATION = 0x0112
-_HEAD = 16
-"""Bytes that say of which format a file is."""
-
-
-def _head(file: Path, where: str) -> bytes:
-    try:
-        with file.open("rb") as stream:
-            return stream.read(_HEAD)
-    except OSError as error:
-        raise UserError(where, f"cannot be read ({error.strerror or error})", "an image file") from None
+    return image_decode.header(scene.image, scene.where)
 
 
 def mask_where(scene: Scene) -> str:

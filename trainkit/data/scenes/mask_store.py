@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from trainkit.data import cache, repack
+from trainkit.data import cache
 from trainkit.data.cache import Progress
 from trainkit.data.rows.row_files import ABSENT, Column, Form, Layout, Text, is_count, is_list, is_text
 from trainkit.data.rows.writer import Writer, line
@@ -175,7 +175,7 @@ def pack_masks_once(
     def make(folder: Path, on_progress: Progress) -> None:
         _write(folder, source, labels, size, on_progress)
 
-    return repack.pack_once(
+    return cache.pack_once(
         cache.key(made, source.files), PackedMasks, make, f"packing the masks of {source.where}", "mask"
     )
 

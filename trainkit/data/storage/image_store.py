@@ -37,7 +37,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from trainkit.data import repack, thread_pool
+from trainkit.data import thread_pool
 from trainkit.data.formats import image_decode
 from trainkit.data.rows import row_files
 from trainkit.data.rows.reader import Rows
@@ -88,10 +88,6 @@ class Packed(Rows):
         "image_size": lambda size: _is_size(size) and math.prod(_size(size) or ()) <= image_decode.PIXEL_CAP,
     }
     _fit: image_decode.Fit = "no"
-
-    def __init__(self, path: Path | str):
-        """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
-        super().__init__(repack.current(Path(path), type(self)))
 
     @classmethod
     def layout(cls, manifest: Mapping[str, Json]) -> list[Column | Text | Part]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainkit.data import cache, folders, repack
+from trainkit.data import cache, folders
 from trainkit.data.cache import Progress
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.formats.nifti_header import Header, size_text
@@ -222,7 +222,7 @@ def pack_volumes_once(
             grid = "" if spacing is None else f" --spacing {'x'.join(f'{mm:g}' for mm in spacing)}"
             _log.warning("%s: %s: `trainkit data verify %s%s`", source.where, said, source.where, grid)
 
-    return repack.pack_once(key, PackedVolumes, make, f"preparing {source.where}", "case")
+    return cache.pack_once(key, PackedVolumes, make, f"preparing {source.where}", "case")
 
 
 def order(headers: Iterable[Header]) -> str:

@@ -30,7 +30,7 @@ from typing import Annotated, ClassVar, Self
 import numpy as np
 from pydantic import Field, InstanceOf, TypeAdapter
 
-from trainkit.data import folders, repack
+from trainkit.data import folders
 from trainkit.data.rows import row_files
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import (
@@ -151,10 +151,6 @@ class PackedVolumes(Rows):
     IDENTITY = ("cases", "names", "axes", "spacing", "resampled", "channels")
     BATCH_ROWS = 1
 
-    def __init__(self, path: Path | str):
-        """Open as `Rows`; a set in the folders of before is packed anew, once, into the cache."""
-        super().__init__(repack.current(Path(path), type(self)))
-
     @classmethod
     def layout(cls, manifest: Mapping[str, Json]) -> Layout:
         """Return the columns."""
@@ -169,17 +165,6 @@ class PackedVolumes(Rows):
     def unlisted(cls, manifest: Mapping[str, Json]) -> list[str]:
         """Return the names of cases, which are among their facts too."""
         return ["ids.txt"]
-
-    @classmethod
-    def of_before(cls, path: Path, manifest: Mapping[str, Json]) -> dict[str, Sequence[Json]]:
-        """Return names of cases and bytes of their parts."""
-        try:
-            entries = json.loads((path / "cases.json").read_text("utf-8"))
-            sizes = _sizes(entries, max(1, len(manifest.get("channels", ()))))
-            ids = [str(entry["id"]) for entry in entries]
-            return {"id": ids, **{name: found.tolist() for name, found in sizes.items()}}
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise unreadable(path / "cases.json", error) from None
 
     @property
     def names(self) -> tuple[str, ...]:
