@@ -129,6 +129,15 @@ def band(x: np.ndarray, upper: np.ndarray, lower: np.ndarray, x_lower: np.ndarra
     return np.concatenate([np.stack([x, upper], axis=1), back])
 
 
+def spread(grid: np.ndarray, *places: np.ndarray) -> np.ndarray:
+    """Interpolate a coarse grid linearly at places along each of its first axes, in steps of the grid."""
+    for axis, at in enumerate(places):
+        low = np.clip(np.floor(at), 0, grid.shape[axis] - 2).astype(np.intp)
+        share = (at - low).reshape(-1, *[1] * (grid.ndim - axis - 1))
+        grid = np.take(grid, low, axis) * (1 - share) + np.take(grid, low + 1, axis) * share
+    return grid
+
+
 def blurred(image: Image.Image, radius: float) -> Image.Image:
     """Blur an image, where the radius is above 0.2 pixels."""
     return image.filter(ImageFilter.GaussianBlur(radius)) if radius > 0.2 else image

@@ -1,110 +1,185 @@
 """A built-in set of synthetic orbits in 3-D, so that a segmentation network can train and score without a download.
 
-Heads as a coronal T2-weighted MRI of thyroid eye disease shows them, in the layout, the labels and the
-units of TOM500 (Zhang et al., Scientific Data 2025): both eyes with their nine organs, brain, sinuses, bone and the fat
-of cheek and temple around them. A patient has a head of a size, a stage of the disease that thickens muscles, brightens
-them and pushes the eyes forward, and a pose in the scanner; a scan adds slices four times as thick as pixels are wide
-(so that borders blur across slices), shading of the coil, ghosts of motion, noise, and a scale of its own, for
-intensities of such scanners have no unit. Labels are what a person would have painted slice by slice: their borders
-wander by half a millimetre and their first and last slices are a matter of opinion, so that nothing can score 1.0.
-Left and right organs share a label, the muscles look alike and differ by where they are, and other things are as bright
-as each organ. One file in six has two of its axes the other way round.
-
-What it shows: that the code runs, and that a network beats the place where organs usually are. Mean Dice of the nine
-organs on `val`: mean label map 0.11 (0.26 with the best threshold for each organ), a 3-D U-Net of 120 K parameters 0.69
-after 600 steps of two patches of 12 x 64 x 64, still learning (eyeball 0.88, fat 0.80, superior oblique 0.56, optic
-nerve 0.46). Unwandered borders score 0.88 against the painted ones (20 patients of `train`), which is about the most
-that there is to reach. What it does not show: that large networks beat small ones (one level more, 493 K parameters:
-0.69 as well, one seed each), or that anything works on patients.
+Heads as a coronal T2-weighted MRI of thyroid eye disease shows them, in TOM500's layout, labels and units (Zhang et
+al., Scientific Data 2025). Everything is a spindle between two points, whose slices are ellipses. Disease thickens
+muscles and pushes the eyes forward, heads lie differently, and a scan has shading, noise and a scale without a unit.
+ Labels are painted by an unsteady hand, muscles look alike, other things are as bright as organs, and one file in
+six has two axes reversed. It shows that the code runs and a network beats the mean label map; nothing about patients.
 """
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data.synthetic.anatomy import SEED, Patient, egg, ellipsoid
-from trainkit.data.synthetic.drawing import drawn_once, generator, write_about
+from trainkit.data.synthetic.drawing import drawn_once, generator, spread, write_about
 
-VERSION = 2
+VERSION = 3
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
+SEED = 20261121
 NAMES = ("background", "SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB")
-"""Names of the labels 0..9 as TOM500 numbers them: superior (with the lid's levator), lateral, medial and inferior
-rectus, optic nerve, orbital fat, lacrimal gland, superior oblique, eyeball."""
+"""Names of the labels 0..9 as TOM500 numbers them: superior, lateral, medial and inferior rectus, optic nerve, orbital
+fat, lacrimal gland, superior oblique, eyeball."""
 PATIENTS = {"train": 40, "val": 12}
 """Patients of each split; nobody is in both."""
-_HIGHEST_ID = 1670  # patients of TOM500 are numbered from 1 to about this
-_THICK = 3  # layers drawn of each slice, whose mean is what the scanner sees
+SIDE, SPACING = 128, (1.25, 1.25, 3.85)
+"""Voxels of a file to the left and up, and mm between voxels along its axes."""
+_TONES = {
+    "air": (0.01, 0.04), "fat": (0.58, 0.86), "muscle": (0.20, 0.32), "eye": (0.85, 1.1), "lens": (0.15, 0.3),
+    "nerve": (0.34, 0.46), "fluid": (0.75, 1.0), "gland": (0.38, 0.56), "bone": (0.04, 0.10), "brain": (0.38, 0.5),
+    "soft": (0.26, 0.36), "lining": (0.5, 0.9), "sinus": (0.01, 0.4),
+}  # fmt: skip
+"""How bright each tissue is, from .. to."""
+_FOLDS = {"brain": ("fluid", 0.15), "fat": ("soft", 0.07)}  # what shows in the folds of a tissue, and how wide
+_HEAD = (  # tissue, and middle and half axes of an ellipsoid in mm: outwards, to the front, up
+    ("fat", (0, -78, 6), (74, 92, 119)), ("fat", (0, 12, -22), (15, 22, 30)), ("soft", (0, -80, 6), (68, 86, 112)),
+    ("fat", (24, -6, -36), (20, 22, 15)), ("bone", (0, -62, 68), (62, 84, 50)), ("fluid", (0, -62, 69), (57, 77, 46)),
+    ("brain", (0, -62, 69), (54, 74, 43)), ("bone", (46, -64, 4), (23, 39, 25)), ("brain", (46, -64, 4), (20, 36, 22)),
+    ("lining", (0, -20, -26), (14, 36, 17)), ("air", (0, -24, -2), (9, 22, 13)), ("air", (4, -12, -28), (4, 28, 13)),
+    ("bone", (30, -14, -37), (15, 19, 16)), ("sinus", (30, -14, -37), (13, 17, 14)),
+)  # fmt: skip
+_ORBIT = (  # organ, tissue, angle, mm off the axis behind and in front, from and to in mm, half axes, share of swelling
+    ("", "bone", 0, 0, 0, -39, 14, 18.4, 18, 0), ("FAT", "fat", 0, 0, 0, -38, 14, 16.1, 15.8, 0),
+    ("", "muscle", 268, 13, 13, 0, 4.5, 2, 11, 0), ("LG", "gland", 48, 17, 17, -7.5, 9.5, 4.4, 9, 0),
+    ("SR", "muscle", 86, 3, 13.5, -38, 4, 2.4, 5.2, 0.70), ("LR", "muscle", -4, 5, 16, -38, 4, 2, 4.8, 0.55),
+    ("MR", "muscle", 181, 3, 13.5, -38, 4, 1.8, 4.8, 0.90), ("IR", "muscle", 268, 3, 13.5, -38, 4, 1.8, 4.4, 0.95),
+    ("SO", "muscle", 137, 5, 16, -36, 0, 1.5, 2.5, 0.45), ("ON", "fluid", 0, 0, 0, -44, -7, 2.7, 2.7, 0),
+    ("", "nerve", 0, 0, 0, -44, -7, 1.8, 1.8, 0), ("EB", "bone", 0, 0, 0, -11.6, 11.6, 11.6, 11.6, 0),
+    ("", "eye", 0, 0, 0, -10.6, 10.6, 10.6, 10.6, 0), ("", "lens", 0, 0, 0, 5.7, 9.5, 4.3, 4.3, 0),
+)  # fmt: skip
+"""Things of an orbit, from the first drawn to the last; what has no name has no label."""
+Voxels = tuple[int, int, int] | None
+Spacing = tuple[float, float, float] | None
 
 
 def folder() -> Path:
-    """Return the sample set as a folder, by `drawn_once` (about 20 s on one core, 22 MB).
+    """Return the sample set as a folder, by `drawn_once` (22 MB).
 
-    Holds `train/image/<id>.nii.gz`, `train/label/<id>.nii.gz`, the same for `val`, and
-    `sample.json`. Images are int16 with a slope, about 128 x 128 x 16..20 voxels of 1.25 x 1.25 x 3.85 mm, the third
-    axis from back to front; labels are uint8, 0..9 as in `NAMES`.
+    Holds `train/image/<id>.nii.gz`, `train/label/<id>.nii.gz`, the same for `val`, and `sample.json`. Images are int16
+    with a slope, 128 x 128 x 16..20 voxels of 1.25 x 1.25 x 3.85 mm, the third axis from back to front.
     """
     return drawn_once(f"orbits-v{VERSION}", _write, megabytes=30)
 
 
 def patients(split: str) -> list[int]:
     """Return the ids of the patients of `split` ("train" or "val"), ascending, with gaps as hospitals have them."""
-    order = generator(SEED, 1).permutation(_HIGHEST_ID) + 1
     first = 0 if split == "train" else PATIENTS["train"]
-    return sorted(order[first : first + PATIENTS[split]].tolist())
+    return sorted((generator(SEED, 1).permutation(1670) + 1)[first : first + PATIENTS[split]].tolist())
 
 
-def geometry(patient: int) -> tuple[tuple[int, int, int], tuple[float, float, float]]:
-    """Return voxels and spacing in mm of a patient's file, along its axes: two within slices, then across them."""
-    rng = generator(SEED, 2, patient)
-    slices = int(rng.integers(16, 21))
-    spacing, kind = 1.25, float(rng.uniform())
-    if kind < 0.06:
-        spacing = 1.237
-    thick = 3.9 if kind > 0.98 else 3.85
-    return (128, 128, slices), (spacing, spacing, thick)
+def draw(patient: int, shape: Voxels = None, spacing: Spacing = None) -> tuple[np.ndarray, np.ndarray]:
+    """Draw image (float32) and labels (uint8) of a patient, axes to the left, up, to the front; None: as the file's.
 
-
-def affine(
-    patient: int, shape: tuple[int, int, int] | None = None, spacing: tuple[float, float, float] | None = None
-) -> np.ndarray:
-    """Return the matrix from voxel indices of `draw` to RAS+ millimetres of the scanner: (4, 4) float64.
-
-    The axes run to the left, up and to the front but for a few degrees by which slices are tilted.
+    A patient is the same person in the same pose at every resolution; noise is drawn anew.
     """
-    shape, spacing = shape or geometry(patient)[0], spacing or geometry(patient)[1]
-    who = Patient.of(patient)
-    matrix = np.eye(4)
-    matrix[:3, :3] = who.slab @ (np.array([[-1, 0, 0], [0, 0, 1], [0, 1, 0]], dtype=np.float64) * spacing)
-    matrix[:3, 3] = who.isocentre - matrix[:3, :3] @ ((np.array(shape, dtype=np.float64) - 1) / 2)
+    scan = Scan(patient, shape, spacing)
+    return scan.image(), scan.labels()
+
+
+def affine(patient: int, shape: Voxels = None, spacing: Spacing = None) -> np.ndarray:
+    """Return the matrix from voxel indices of `draw` to RAS+ millimetres of the scanner: (4, 4) float64."""
+    scan, matrix = Scan(patient, shape, spacing), np.eye(4)
+    matrix[:3, :3] = np.array([(-1, 0, 0), (0, 0, 1), (0, 1, 0)]) * scan.spacing
+    matrix[:3, 3] = (scan.lines[0][0], scan.lines[2][0] + 40, scan.lines[1][0] + 20)
     return matrix
 
 
-def draw(
-    patient: int, shape: tuple[int, int, int] | None = None, spacing: tuple[float, float, float] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draw image (float32) and labels (uint8, 0..9) of a patient, both (to the left, up, to the front).
+class Spindle(NamedTuple):
+    """Something whose slices are ellipses: ends behind and in front (2, 3), direction and half axes of its slices."""
 
-    Args:
-        patient: any number from 0; the id of a file for those of `patients`.
-        shape: voxels along the three axes; None: as the patient's file.
-        spacing: mm between voxels along the three axes; None: as the patient's file. The patient is the same person in
-            the same pose at every resolution, and the middle of the volume the same place; noise and the painter's hand
-            are drawn anew for each.
+    name: str
+    tissue: str
+    ends: np.ndarray
+    angle: float
+    axes: tuple[float, float]
 
-    Raises:
-        ValueError: an axis with fewer than 2 voxels, or a spacing that is not above 0.
-    """
-    shape, spacing = shape or geometry(patient)[0], spacing or geometry(patient)[1]
-    if len(shape) != 3 or min(shape) < 2:
-        raise ValueError(f"shape must be three numbers from 2, not {shape}")
-    if len(spacing) != 3 or not min(spacing) > 0:
-        raise ValueError(f"spacing must be three numbers above 0, not {spacing}")
-    who = Patient.of(patient)
-    scan = _Scan(who, shape, spacing)
-    return scan.image(), scan.labels()
+
+class Scan:
+    """A patient as they lie in the scanner, and the grid on which they are sampled."""
+
+    def __init__(self, patient: int, shape: Voxels = None, spacing: Spacing = None):
+        rng, self.patient, self.spacing = generator(SEED, 2, patient), patient, spacing or SPACING
+        self.shape = shape or (SIDE, SIDE, 16 + patient % 5)
+        x, z, y = ((np.arange(n) - (n - 1) / 2) * s for n, s in zip(self.shape, self.spacing, strict=True))
+        self.lines = (-x, z, y)
+        self.tone = {name: float(rng.uniform(*span)) for name, span in _TONES.items()}
+        self.slope = float(np.float32(0.4 * math.exp(min(3.6, max(-2.2, rng.normal(0, 0.95))))))
+        self.noise, self.shading = rng.uniform((0.02, 0.08), (0.06, 0.3)).tolist()
+        things = []
+        for tissue, (u, y, z), (a, b, c) in _HEAD:
+            for side in (1, -1)[: 1 + (u > 0)]:
+                things.append(Spindle("", tissue, np.array([(u * side, y - b, z), (u * side, y + b, z)]), 0, (a, c)))
+        severity, apart, size = float(rng.beta(1.1, 2.0)), float(rng.normal(31, 1.2)), float(rng.normal(1, 0.03))
+        things += _orbit(rng, 1, severity, apart, size) + _orbit(rng, -1, severity, apart, size)
+        roll, pitch, yaw = (0.07 * np.clip(rng.standard_normal(3), -2, 2)).tolist()  # the pose, by small angles
+        turn, moved = np.array([(1, yaw, -roll), (-yaw, 1, -pitch), (roll, pitch, 1)]), rng.uniform(-9, 9, 3)
+        self.things = []
+        for thing in things:
+            ends = (thing.ends[:, None] * turn).sum(-1) + moved + (0, 13, 2)
+            self.things.append(thing._replace(ends=ends, angle=thing.angle + roll))
+
+    def field(self, rng: np.random.Generator, size: float) -> np.ndarray:
+        """Draw a smooth field whose features are about `size` mm, the same at every resolution."""
+        knots = rng.standard_normal((math.ceil(200 / size) + 2,) * 3)
+        return spread(knots, *((np.clip(line, -100, 100) + 100) / size for line in self.lines))
+
+    def outside(self, thing: Spindle, moved: np.ndarray | float = 0.0) -> tuple[tuple[slice, ...], np.ndarray]:
+        """Return the box that holds a thing and how many mm, about, each of its places lies outside of the thing."""
+        box, margin = [], np.array([max(thing.axes) + 3, 0, max(thing.axes) + 3])
+        low, high = thing.ends.min(0) - margin, thing.ends.max(0) + margin
+        for line, k in zip(self.lines, (0, 2, 1), strict=True):
+            near = np.flatnonzero((line > low[k]) & (line < high[k]))
+            box.append(slice(int(near[0]), int(near[-1]) + 1) if len(near) else slice(0, 0))
+        x, z, y = np.ix_(*(line[part] for line, part in zip(self.lines, box, strict=True)))
+        way = (y - thing.ends[0, 1]) / (thing.ends[1, 1] - thing.ends[0, 1])
+        middle = thing.ends[0, ::2, None, None, None] + (thing.ends[1] - thing.ends[0])[::2, None, None, None] * way
+        shift = np.broadcast_to(moved, (2, *self.shape))[:, *box]
+        x, z = x - middle[0] + shift[0], z - middle[1] + shift[1]
+        (a, b), c, s = thing.axes, math.cos(thing.angle), math.sin(thing.angle)
+        far = np.sqrt(((c * x + s * z) / a) ** 2 + ((c * z - s * x) / b) ** 2)
+        return tuple(box), (far - np.sqrt(np.maximum(4 * way * (1 - way), 1e-4))) * min(a, b)
+
+    def image(self) -> np.ndarray:
+        """Compute what the scanner stores: float32 in steps of the patient's slope."""
+        rng, picture, blur = generator(SEED, 3, self.patient), np.zeros(self.shape), max(*self.spacing[:2], 0.8)
+        fine, cells, coarse = (self.field(rng, size) for size in (6, 4.5, 70))
+        for thing in self.things:
+            box, outside = self.outside(thing)
+            bright = self.tone[thing.tissue] * (1 + 0.1 * fine[box])
+            if fold := _FOLDS.get(thing.tissue):
+                bright = np.where(np.abs(cells[box]) < fold[1], self.tone[fold[0]], bright)
+            picture[box] += np.clip(0.5 - outside / blur, 0, 1) * (bright - picture[box])
+        real, imaginary = self.noise * generator(SEED, 4, self.patient).standard_normal((2, *self.shape))
+        steps = np.rint(np.sqrt((picture * (1 + self.shading * coarse) + real) ** 2 + imaginary**2) * 1500)
+        return np.clip(steps, 0, 4095).astype(np.float32) * np.float32(self.slope)
+
+    def labels(self, wander: float = 1.0) -> np.ndarray:
+        """Paint labels: uint8. `wander` 0 is where the organs are."""
+        painted, rng = np.zeros(self.shape, dtype=np.uint8), generator(SEED, 5, self.patient)
+        moved = wander * 0.6 * np.stack([self.field(rng, 7) for _ in range(2)])
+        for thing in self.things:
+            if thing.name:
+                box, outside = self.outside(thing, moved)
+                painted[box][outside < wander * rng.normal(0, 0.2)] = NAMES.index(thing.name)
+        return painted
+
+
+def _orbit(rng: np.random.Generator, side: int, severity: float, apart: float, size: float) -> list[Spindle]:
+    """Draw the things of the orbit at the right (1) or the left (-1) of a head that lies straight."""
+    eye = np.array([apart, 5 * severity + rng.normal(0, 0.8), rng.normal(0, 0.5)])
+    apex, found = rng.normal((15.5, 0, -0.5), (0.8, 1.3, 0.8)), []
+    for name, tissue, degrees, behind, ahead, start, end, thick, wide, ill in _ORBIT:
+        turn, scale, broad = rng.normal((degrees, 1, 1), (4, 0.08, 0.04)) if name not in ("", "EB") else (degrees, 1, 1)
+        swollen, angle = severity * ill * float(rng.uniform(0.4, 1.6)), math.radians(turn)
+        out = np.array([math.cos(angle), 0, math.sin(angle)])
+        origin = apex if start < -20 else eye
+        ends = np.stack([origin + size * (behind * out + (0, start, 0)), eye + size * (ahead * out + (0, end, 0))])
+        axes = (thick * size * scale * (1 + swollen), wide * size * broad * (1 + 0.1 * swollen))
+        found.append(Spindle(name, tissue, ends * (side, 1, 1), angle if side > 0 else math.pi - angle, axes))
+    return found
 
 
 def _write(to: Path) -> None:
@@ -114,12 +189,12 @@ def _write(to: Path) -> None:
         for kind in ("image", "label"):
             (to / split / kind).mkdir(parents=True)
         for n, patient in enumerate(patients(split)):
-            image, label = draw(patient)
-            matrix, slope = affine(patient), Patient.of(patient).slope
+            (image, label), matrix, slope = draw(patient), affine(patient), Scan(patient).slope
             raw = np.rint(image / np.float32(slope)).astype(np.int16)
             if n % 6 == 5:  # another scanner's software: first and last axis the other way round
-                raw, label = raw[::-1, :, ::-1], label[::-1, :, ::-1]
-                matrix = matrix @ _turned(raw.shape, (0, 2))
+                turn = np.diag([-1.0, 1, -1, 1])
+                turn[:, 3] = (raw.shape[0] - 1, 0, raw.shape[2] - 1, 1)
+                raw, label, matrix = raw[::-1, :, ::-1], label[::-1, :, ::-1], matrix @ turn
             for kind, array in (("image", raw), ("label", label)):
                 file = nibabel.Nifti1Image(np.ascontiguousarray(array), matrix)
                 file.header.set_xyzt_units("mm")
@@ -128,204 +203,3 @@ def _write(to: Path) -> None:
                 nibabel.save(file, to / split / kind / f"{patient}.nii.gz")
     what = "synthetic orbits generated by trainkit.data.synthetic; for tests of the code, not of accuracy on real eyes"
     write_about(to, what, VERSION, SEED, names=NAMES, patients=PATIENTS)
-
-
-def _turned(shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray:
-    """Return the matrix from indices of an array whose `axes` were reversed to those of the array as it was: (4, 4)."""
-    matrix = np.eye(4)
-    for axis in axes:
-        matrix[axis, axis], matrix[axis, 3] = -1, shape[axis] - 1
-    return matrix
-
-
-class _Canvas:
-    """Voxels that things are laid over, from the back to the front."""
-
-    def __init__(self, picture: np.ndarray, blur: float):
-        self.picture, self.blur = picture, blur
-
-    def lay(self, distance: np.ndarray, value: np.ndarray | float) -> None:
-        """Cover with `value` what is inside (`distance` in mm is negative), with a border `blur` mm wide."""
-        self.picture = self.picture + np.clip(0.5 - distance / self.blur, 0, 1) * (value - self.picture)
-
-
-# ---- a scan: voxels from the left, from below and from the back ----
-
-
-class _Scan:
-    """Samples a patient on a grid."""
-
-    def __init__(self, who: Patient, shape: tuple[int, int, int], spacing: tuple[float, float, float]):
-        self.who, self.shape, self.spacing = who, shape, spacing
-        self.x, self.z, self.y = ((np.arange(n) - (n - 1) / 2) * s for n, s in zip(shape, spacing, strict=True))
-        self.x = -self.x  # the first axis runs to the left
-
-    def inside(self, x: np.ndarray, y: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Turn points of the volume's frame into the head's."""
-        turn, at = self.who.pose.T, self.who.place
-        x, y, z = x - at[0], y - at[1], z - at[2]
-        return tuple(turn[i, 0] * x + turn[i, 1] * y + turn[i, 2] * z for i in range(3))
-
-    def box(self, side: int) -> tuple[slice, slice, slice]:
-        """Find the part of the grid that can hold an orbit: right (0) or left (1)."""
-        corners = np.array(
-            [(x * (1, -1)[side], y, z) for x in (8.0, 55.0) for y in (-46.0, 24.0) for z in (-22.0, 22.0)]
-        )
-        corners = corners @ self.who.pose.T + self.who.place
-        low, high = corners.min(0), corners.max(0)
-        parts = []
-        for axis, line in ((0, self.x), (2, self.z), (1, self.y)):
-            at = np.flatnonzero((line >= low[axis]) & (line <= high[axis]))
-            parts.append(slice(int(at[0]), int(at[-1]) + 1) if len(at) else slice(0, 0))
-        return tuple(parts)
-
-    def image(self) -> np.ndarray:
-        """Compute what the scanner stores: float32 in steps of the patient's slope."""
-        who, blur = self.who, max(self.spacing[0], self.spacing[1], 0.8)
-        rng = generator(SEED, 7, who.number)
-        self.coarse, self.fine, self.cells = self.field(rng, 22.0), self.field(rng, 6.0), self.field(rng, 4.5)
-        few = max(1, 2**16 // (self.shape[0] * self.shape[1]))  # slices that stay in a processor's cache
-        parts = [slice(k, k + few) for k in range(0, self.shape[2], few)]
-        picture = np.concatenate([self.head(blur, part) for part in parts], axis=2)
-        for side in (0, 1):
-            box = self.box(side)
-            if min(part.stop - part.start for part in box) == 0:
-                continue
-            mean = np.zeros(picture[box].shape)
-            for layer in range(_THICK):
-                y = self.y[box[2]] + ((layer + 0.5) / _THICK - 0.5) * self.spacing[2]
-                mean += self.orbit(side, box, y, picture[box], blur)
-            picture[box] = mean / _THICK
-        rng = generator(SEED, 5, who.number)
-        if who.ghosts:  # the head moved between excitations: faint copies along the phase axis
-            shift = float(rng.uniform(0.2, 0.4)) * self.shape[0] * self.spacing[0]
-            step = round(shift / self.spacing[0])
-            picture = picture + who.ghosts * (np.roll(picture, step, 0) + np.roll(picture, -step, 0) - picture)
-        picture = picture * (1 + who.shading * self.field(rng, 70.0))
-        rng = generator(SEED, 6, who.number, *self.shape)
-        sigma = who.noise
-        real = picture + sigma * rng.standard_normal(picture.shape)
-        magnitude = np.sqrt(real * real + (sigma * rng.standard_normal(picture.shape)) ** 2)
-        steps = np.clip(np.rint(magnitude * 1500), 0, 4095)
-        return steps.astype(np.float32) * np.float32(who.slope)
-
-    def field(self, rng: np.random.Generator, size: float) -> np.ndarray:
-        """Draw a smooth field with deviation 1 whose features are about `size` mm, the same at every resolution."""
-        n = math.ceil(220 / size) + 4
-        knots = rng.standard_normal((n, n, n))
-        for line in (self.x, self.z, self.y):  # each turn replaces the first axis and puts it last
-            knots = np.tensordot(knots, _weights(line, size, n), axes=(0, 1))
-        return knots
-
-    def head(self, blur: float, part: slice) -> np.ndarray:
-        """Draw everything but the orbits, in a few slices."""
-        who, tone, head = self.who, self.who.tone, self.who.head
-        x, y, z = self.inside(self.x[:, None, None], self.y[None, None, part], self.z[None, :, None])
-        coarse, fine, cells = self.coarse[:, :, part], self.fine[:, :, part], self.cells[:, :, part]
-        skin = egg(x, y + 78, z - 6, head["wide"], 92.0, head["high"]) + 1.2 * coarse
-        skin = np.minimum(skin, ellipsoid(x, y - 12, z + 22, 15.0, 22.0, 30.0))  # the nose
-        for one, to in zip(who.orbits, (1, -1), strict=True):
-            u, front, height = one.globe
-            lids = np.sqrt((x * to - u) ** 2 + (y - front) ** 2 + (z - height) ** 2) - one.radius - 3.0
-            skin = np.minimum(skin, lids)
-        canvas = _Canvas(np.zeros(x.shape), blur)
-        lay, side = canvas.lay, np.abs(x)
-        lay(skin, tone["fat"] * (0.92 + 0.08 * fine))
-        lay(skin + head["skin"] + 1.5 * fine, tone["soft"] * (1 + 0.12 * fine))
-        temple = np.maximum(np.maximum(skin + head["skin"] + head["temple"], side * -1 + 46), y + 12)
-        lay(temple, np.where(fine > 0.7, tone["fat"], tone["muscle"]))
-        cheek = np.maximum(np.maximum(z - head["cheek"] + 2.0 * coarse, 16 - side), -10 - y)
-        lay(np.maximum(cheek, skin + 1.5), np.where(coarse + 0.6 * fine > -0.3, tone["fat"] * 0.95, tone["soft"]))
-        roof = head["roof"] - 0.10 * y - 0.004 * (side - 31) ** 2
-        vault = np.maximum(skin + head["skin"] + 1.5, roof - z)
-        lay(vault, tone["bone"] + 0.15 * np.clip(fine - 1.0, 0, 1))
-        brain = np.maximum(skin + head["skin"] + head["skull"] + 1.5, roof + 2.0 - z)
-        lay(brain, tone["fluid"])
-        folds = np.abs(cells + 0.5 * coarse)
-        lay(brain + 2.0, np.where(folds < 0.22, tone["fluid"] * 0.9, tone["brain"] * (1 + 0.1 * fine)))
-        fossa = ellipsoid(side - 45, y + 64, z - 4, 21.0, 37.0, 23.0) + 0.8 * coarse
-        lay(fossa - 2.0, tone["bone"])
-        lay(fossa + 0.5, np.where(folds < 0.2, tone["fluid"] * 0.9, tone["brain"] * (1 + 0.1 * fine)))
-        nose = np.maximum(np.maximum(side - 15, z + 9), -42 - z) + 1.2 * coarse
-        lay(np.maximum(nose, skin + 3), np.where(fine + 0.4 * cells > 0.2, tone["mucosa"] * 0.8, 0.02))
-        ethmoid = np.maximum(np.maximum(side - head["ethmoid"], z - 12), np.maximum(-11 - z, y - 2)) + coarse
-        lay(ethmoid, np.where(cells > 0.75, tone["mucosa"], 0.03))
-        for name, one in (("sinus_right", 1.0), ("sinus_left", -1.0)):
-            sinus = ellipsoid(x * one - 30, y + 14, z + 37, 13.0, 17.0, 14.0) + 0.8 * coarse
-            lay(sinus - 1.5, tone["bone"])
-            lay(sinus, tone["mucosa"] if head[name] > 0.45 else 0.02)
-            lay(sinus + 1.0 + 9.0 * max(0.0, head[name] - 0.6), tone["mucosa"] if head[name] > 0.9 else 0.02)
-        return canvas.picture
-
-    def orbit(self, side: int, box: tuple[slice, ...], y: np.ndarray, below: np.ndarray, blur: float) -> np.ndarray:
-        """Draw one layer of an orbit over what is `below`."""
-        who, tone = self.who, self.who.tone
-        one = who.orbits[side]
-        x, y, z = self.inside(self.x[box[0]][:, None, None], y[None, None, :], self.z[box[1]][None, :, None])
-        u = x * (1, -1)[side]
-        near = one.near(u, y, z)
-        u, y, z = u[near], y[near], z[near]
-        far = one.distances(u, y, z)
-        fine, cells, canvas = self.fine[box][near], self.cells[box][near], _Canvas(below[near], blur)
-        lay = canvas.lay
-        lay(np.maximum(far["orbit"] - 1.6, y - one.septum), tone["bone"])
-        lay(far["FAT"], tone["fat"] * (1 + 0.07 * fine) - 2.2 * tone["septa"] * (np.abs(cells) < 0.16))
-        lay(far["vein"], tone["vessel"])
-        lay(far["oblique"], tone["muscle"] * (1 + 0.1 * fine))
-        lay(far["LG"], tone["gland"] * (1 + 0.12 * cells))
-        for muscle in one.muscles:
-            lay(far[muscle.name], tone["muscle"] * (1 + 0.12 * fine) + tone["inflamed"] * muscle.active)
-        lay(far["ON"], tone["fluid"] * 0.8)
-        lay(far["core"], tone["nerve"])
-        lay(far["EB"], tone["sclera"])
-        lay(far["EB"] + 1.0, tone["vitreous"])
-        lay(far["lens"], tone["lens"])
-        whole = below.copy()
-        whole[near] = canvas.picture
-        return whole
-
-    def labels(self, wander: float = 1.0) -> np.ndarray:
-        """Paint labels: uint8. `wander` 0 is where the organs are at the middle of each slice."""
-        who = self.who
-        painted = np.zeros(self.shape, dtype=np.uint8)
-        rng = generator(SEED, 8, who.number, self.shape[2])
-        depth = wander * 0.6 * min(1.0, self.spacing[2] / 3.85) * np.clip(rng.standard_normal(self.shape[2]), -2, 2)
-        knots = rng.standard_normal((2, self.shape[2], 40, 40))
-        across = [_weights(line, 7.0, 40) for line in (self.x, self.z)]
-        moved = wander * 0.33 * np.einsum("ai,bj,mkij->mabk", *across, knots, optimize=True)
-        taste = wander * rng.normal(0, 0.12, (2, len(NAMES), self.shape[2])) + wander * rng.normal(
-            0, 0.10, (1, len(NAMES), 1)
-        )
-        for side in (0, 1):
-            box = self.box(side)
-            part = painted[box]
-            if part.size == 0:
-                continue
-            x = self.x[box[0]][:, None, None] + moved[0][box]
-            z = self.z[box[1]][None, :, None] + moved[1][box]
-            y = (self.y + depth)[box[2]][None, None, :]
-            x, y, z = self.inside(x, y, z)
-            u = x * (1, -1)[side]
-            near = who.orbits[side].near(u, y, z)
-            far = who.orbits[side].distances(u[near], y[near], z[near])
-            grown = taste[side][:, box[2]][:, np.nonzero(near)[2]]
-            found = np.zeros(grown.shape[1], dtype=np.uint8)
-            for name in ("FAT", "oblique", "LG", "SR", "LR", "MR", "IR", "SO", "ON", "EB"):
-                label = NAMES.index(name) if name in NAMES else 0  # the inferior oblique has no label
-                found[far[name] < (grown[label] if label else 0.0)] = label
-            part[near] = found
-        return painted
-
-
-def _weights(line: np.ndarray, size: float, knots: int) -> np.ndarray:
-    """Return weights of cubic B-splines every `size` mm from -110 on, at each place of `line`: (len(line), knots).
-
-    They are scaled so that random knots of deviation 1 give a field of deviation 1."""
-    at = (np.clip(line, -110, 110) + 110) / size
-    whole = np.floor(at).astype(np.int64)
-    f = at - whole
-    parts = ((1 - f) ** 3 / 6, (3 * f**3 - 6 * f**2 + 4) / 6, (-3 * f**3 + 3 * f**2 + 3 * f + 1) / 6, f**3 / 6)
-    answer = np.zeros((len(at), knots))
-    for i, weight in enumerate(parts):
-        answer[np.arange(len(at)), whole + i] = weight
-    return answer / math.sqrt(151 / 315)  # the mean of the sum of squares of the four weights
