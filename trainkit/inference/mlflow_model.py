@@ -23,7 +23,7 @@ from trainkit.data.scenes.dataset import Scenes
 from trainkit.errors import UserError
 from trainkit.inference import predictor, preprocess, samples
 from trainkit.inference.predictor import Predictor
-from trainkit.inference.served_requests import check_size, guard, pixel_limit
+from trainkit.inference.served_requests import check_size, pixel_limit
 from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import DatasetInfo, LabelsImages, LabelsVolumes
 from trainkit.tasks.embed import Embed
@@ -75,12 +75,14 @@ def describe(recipe: Recipe, run: RunFolder, weights: str, step: int, scores: Ma
     about = predictor.describe(recipe, meta, run.name, weights, step, scores)
     kept = ("format", "made_with", "run", "step", "task", "classes", "scores")
     volumes = bool(meta.axes)
+    # MLflow takes any text for base64 where a column is binary; of a volume text is a path in a program.
+    image = {"name": IMAGE, "type": "binary" if volumes else "string", "required": True}
     spacing = [{"name": SPACING, "type": "array", "items": {"type": "double"}, "required": False}]
     outputs = _outputs(recipe)
     mirrors = outputs is None or "embedding" not in outputs or "class" in outputs
     return Described(
         about=about,
-        inputs=[{"name": IMAGE, "type": "binary", "required": True}, *(spacing if volumes else ())],
+        inputs=[image, *(spacing if volumes else ())],
         outputs=[_column(name, volumes) for name in outputs] if outputs else None,
         params=[{"name": MIRROR, "type": "boolean", "default": False, "shape": None}] if mirrors else (),
         example={"columns": [IMAGE], "data": [[base64.b64encode(_example(recipe, meta)).decode()]]},
@@ -174,7 +176,6 @@ def _load_pyfunc(path: str) -> LoadedModel:
     from mlflow.exceptions import MlflowException
 
     folder = Path(path)
-    guard(IMAGE)
     try:
         pixel_limit()
         return LoadedModel(Predictor.from_folder(folder))

@@ -1,25 +1,18 @@
-"""Check what clients send to MLflow's scoring server, and tell them in one sentence what is wrong with it.
-
-MLflow's own parser answers JSON that is nested too deep with an error of the server, takes any text for base64, and
-puts the whole request ahead of each message.
-"""
+"""Limit the samples of a request to MLflow's scoring server, before one is decoded."""
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainkit.data.formats import image_decode, nifti_header
-from trainkit.errors import UserError, few, number_of
-from trainkit.files import Json
-from trainkit.inference import samples
+from trainkit.errors import UserError, number_of
 
 SERVED_BYTES = 256 << 20
 """Most bytes of samples that a request to a server may hold; a prediction in a program has no such limit."""
@@ -29,36 +22,6 @@ SAMPLE_PIXELS = 1_000
 """Pixels that a sample counts as at least, for its decoding."""
 VARIABLE = "TRAINKIT_SERVED_PIXELS"
 """Variable with another limit of pixels."""
-_FORMS = ("dataframe_records", "dataframe_split", "inputs", "instances")
-_SERVER = "mlflow.pyfunc.scoring_server"
-
-
-def guard(column: str) -> None:
-    """Check each request to the scoring server of this process, where one is starting, before MLflow parses it."""
-    server: Any = sys.modules.get(_SERVER)
-    if f"{_SERVER}.app" not in sys.modules or getattr(server.invocations, "guarded", False):
-        return
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import BAD_REQUEST
-
-    answer = server.invocations
-
-    def invocations(data: bytes, content_type: str | None, model: Any, input_schema: Any) -> Any:
-        try:
-            kind = (content_type or "").partition(";")[0].strip()
-            given = _parsed(data, column) if kind == "application/json" else data
-            return answer(given, content_type or "", model, input_schema)
-        except UserError as error:
-            raise MlflowException(str(error), BAD_REQUEST) from None
-        except RecursionError:
-            raise MlflowException("request: JSON of too many lists within one another", BAD_REQUEST) from None
-        except MlflowException as error:
-            error.message = error.message.rpartition(". \nError: ")[2]
-            error.json_kwargs.pop("stack_trace", None)
-            raise
-
-    invocations.guarded = True  # type: ignore[attr-defined]
-    server.invocations = invocations
 
 
 def check_size(given: Sequence[Any], side: tuple[int, int] | None = None, spacing: Sequence[float] = ()) -> None:
@@ -85,38 +48,6 @@ def pixel_limit() -> int:
     if word and not (word.isascii() and word.isdigit() and int(word[:20]) > 0):
         raise UserError(VARIABLE, repr(word)[:40], "a whole number of pixels above 0", "unset it")
     return int(word[:20]) if word else SERVED_PIXELS
-
-
-def _parsed(data: bytes, column: str) -> Json:
-    """Parse the JSON of a request. Raises UserError for other bytes, and for text in `column` that is not base64."""
-    if len(data) > 2 * SERVED_BYTES:
-        expected = f"at most {2 * SERVED_BYTES:,}"
-        raise UserError("request", f"{len(data):,} bytes", expected, "send fewer samples at once")
-    try:
-        found = json.loads(data)
-    except ValueError as error:
-        raise UserError("request", f"no JSON ({error})"[:200], 'such as {"dataframe_records": [...]}') from None
-    if not isinstance(found, dict) or len(found.keys() & set(_FORMS)) != 1:
-        shown = few(map(str, found)) if isinstance(found, dict) else f"a {type(found).__name__}"
-        raise UserError("request", shown[:200] or "an empty object", f"one of {', '.join(_FORMS)}")
-    for number, cell in enumerate(_cells(found, column)):
-        if isinstance(cell, str):
-            samples.from_base64(cell, f"sample {number}")
-    return found
-
-
-def _cells(request: dict[str, Json], column: str) -> Iterator[Json]:
-    """Yield the values of a column in a request of any of MLflow's forms; of others nothing."""
-    rows = request.get("dataframe_records") or request.get("instances")
-    split, inputs = request.get("dataframe_split"), request.get("inputs")
-    if isinstance(rows, list):
-        yield from (row.get(column) for row in rows if isinstance(row, dict))
-    elif isinstance(split, dict) and isinstance(split.get("columns"), list) and isinstance(split.get("data"), list):
-        at = split["columns"].index(column) if column in split["columns"] else sys.maxsize
-        yield from (row[at] for row in split["data"] if isinstance(row, list) and at < len(row))
-    elif isinstance(inputs, dict):
-        cell = inputs.get(column)
-        yield from cell if isinstance(cell, list) else [cell]
 
 
 def _pixels(sample: Any, spacing: Sequence[float] = ()) -> int:

@@ -1,8 +1,7 @@
 """Write the view of an experiment's runs: columns and order of the table, and the charts above all others.
 
 The only place that knows how MLflow's page (3.17) keeps a view: as JSON in a tag of the experiment, for addresses with
-`viewStateShareKey`. The page ignores keys that it does not know, and without the tag shows its own view. The charts of
-a single run's page are kept in the browser alone: `page_server` gives that page `charts_of_run`.
+`viewStateShareKey`. The page ignores keys that it does not know, and without the tag shows its own view.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ def offer_view(
     told = list(dict.fromkeys([*differing, *telling]))[:_MOST_TELLING]
     columns = [
         *scores[:1],
+        *([f"metrics.`baseline/{primary_metric}`"] if primary_metric else []),
         f"metrics.`{_RATE}`",
         *(f"params.`{name}`" for name in told),
         *scores[1:],
@@ -77,18 +77,6 @@ def offer_view(
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:
         set_tag(client, experiment_id, tag, view)
-
-
-def charts_of_run(primary_metric: str | None) -> dict[str, Any]:
-    """Return the state of the charts of a single run's page: loss, primary score and throughput above all others."""
-    charts = _sections([_line(name) for name in _curves(primary_metric)])
-    charts["compareRunSections"].pop()  # the load of the machine has a page of its own
-    return {
-        "isAccordionReordered": False,
-        **charts,
-        "autoRefreshEnabled": True,
-        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
-    }
 
 
 def _differing(client: Any, experiment_id: str, params: Mapping[str, str], changed: Sequence[str]) -> list[str]:

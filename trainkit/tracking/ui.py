@@ -18,14 +18,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainkit.environment.process import die_with_parent, interrupted_by_signals
 from trainkit.errors import UserError, few, visible
 from trainkit.redact import without_secrets
-from trainkit.tracking import page_server
 from trainkit.tracking.mlflow_database import settle_mlflow
 from trainkit.tracking.mlflow_view import VIEW
 from trainkit.tracking.relocate import strayed
@@ -34,7 +33,6 @@ from trainkit.tracking.store import Store
 HOST = "127.0.0.1"
 _READY_SECONDS = 120.0
 """The first start on a busy machine took 30 s."""
-_SERVER = "trainkit.tracking.page_server"
 
 
 def _print(text: str) -> None:
@@ -53,13 +51,14 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print,
         say(f"The runs are on a server. Open {store.shown}{start and f'/{start}'}")
         return
     try:
-        with interrupted_by_signals(), running(store, port, start) as (server, page):
-            say(f"The runs of {store.shown} are at {page}/ (Ctrl-C stops the server)")
-            say("  Anyone with this address can read your files and change the runs. Each start makes a new one.")
+        with interrupted_by_signals(), running(store, port) as (server, page):
             experiments = _experiments(page)
-            tables = _run_tables(experiments, page)
-            for name, address in tables:
-                say(f"  {name}: {address}")
+            tables = _run_tables(experiments)
+            newest = next(iter(tables.values()), "")
+            say(f"The runs of {store.shown} are at {page}/{start or newest} (Ctrl-C stops the server)")
+            say("  Anyone with this address can read your files and change the runs. Each start makes a new one.")
+            for name, fragment in tables.items():
+                say(f"  {name}: {page}/{fragment}")
             if experiments and not tables:
                 say("  There are no runs yet.")
             for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
@@ -76,8 +75,7 @@ def fragment_of(store: Store, named: str) -> str:
     with store.asking():
         experiment = client.get_experiment_by_name(named)
         if experiment is not None:
-            tag = f"mlflow.sharedViewState.{VIEW}"
-            return page_server.run_table(experiment.experiment_id, tag in experiment.tags)
+            return _run_table(experiment.experiment_id, experiment.tags)
         try:
             run_id = store.find(named).info().run_id
         except UserError as error:
@@ -91,11 +89,8 @@ def fragment_of(store: Store, named: str) -> str:
 
 
 @contextlib.contextmanager
-def running(store: Store, port: int, start: str = "") -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a server of this store at 127.0.0.1:`port` within; yield it and its address, which is secret.
-
-    `start`: fragment of what the address opens, by default the newest experiment.
-    """
+def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a server of this store at 127.0.0.1:`port` within; yield it and its address, which is secret."""
     if not 0 < port < 65536:
         raise UserError("port", str(port), "1 to 65535")
     if not _is_free(port):
@@ -105,7 +100,9 @@ def running(store: Store, port: int, start: str = "") -> Iterator[tuple[subproce
     settle_mlflow()
     token = secrets.token_urlsafe(24)
     page = f"http://{HOST}:{port}/{token}"
-    words = [sys.executable, "-P", "-m", _SERVER, "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    words = [sys.executable, "-P", "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    # By default MLflow answers to every port and private network, and to names that only begin like them.
+    words += ["--allowed-hosts", f"{HOST}:{port},localhost:{port}"]
     # The log of requests would hold the token; in a store that a group shares the log may be another member's file.
     words += ["--uvicorn-opts=--no-access-log"]
     environment = {
@@ -118,11 +115,7 @@ def running(store: Store, port: int, start: str = "") -> Iterator[tuple[subproce
         "MLFLOW_DISABLE_TELEMETRY": "true",
         # A tracking address in the environment would not reach the server, but would confuse its workers.
         "MLFLOW_TRACKING_URI": "",
-        page_server.START: start,
     }
-    root = Path(__file__).resolve().parents[2]
-    if (root / "pyproject.toml").is_file():  # run from a checkout, which may not be installed
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
     words += ["--no-serve-artifacts", "--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
     if store.database:
         words += ["--backend-store-uri", store.uri]
@@ -173,17 +166,20 @@ def _experiments(page: str) -> list[dict[str, Any]]:
         return []
 
 
-def _run_tables(experiments: list[dict[str, Any]], page: str) -> list[tuple[str, str]]:
-    """Return name and address of the run tables of experiments, in the view that `Tracker` keeps for them."""
-    tables = []
-    for experiment in experiments:
-        keys = {tag["key"] for tag in experiment.get("tags", [])}
-        has_view = f"mlflow.sharedViewState.{VIEW}" in keys
-        if experiment["name"] != "Default":
-            tables.append(
-                (experiment["name"], f"{page}/{page_server.run_table(experiment['experiment_id'], has_view)}")
-            )
-    return tables
+def _run_tables(experiments: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the fragments of the addresses of the run tables of experiments, by name."""
+    return {
+        found["name"]: _run_table(found["experiment_id"], {tag["key"] for tag in found.get("tags", [])})
+        for found in experiments
+        if found["name"] != "Default"
+    }
+
+
+def _run_table(experiment_id: str, tags: Container[str]) -> str:
+    """Return the fragment of the address of an experiment's run table, in the view that `offer_view` keeps for it."""
+    # Without the type of work the page opens with menus for language models.
+    view = f"&viewStateShareKey={VIEW}" if f"mlflow.sharedViewState.{VIEW}" in tags else ""
+    return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning{view}"
 
 
 def _opener() -> urllib.request.OpenerDirector:
