@@ -79,6 +79,31 @@ def test_libraries_are_imported_in_the_packages_that_stand_for_them():
     assert len(FILES) > 200 and found == STRAYS
 
 
+def patches(tree: ast.Module) -> Iterator[str]:
+    """Assignments to attributes of modules and classes of MLflow, torch and Accelerate."""
+    names = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {(one.asname or one.name).split(".")[0]: one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {one.asname or one.name: node.module for one in node.names}
+    theirs = {name for name, module in names.items() if module.split(".")[0] in ("mlflow", "torch", "accelerate")}
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr":
+            targets = [ast.Attribute(node.args[0], "any")]
+        for target in targets:
+            if isinstance(target, ast.Attribute) and ast.unparse(target).split(".")[0] in theirs:
+                yield ast.unparse(target)
+
+
+def test_nothing_of_the_libraries_is_patched():
+    found = {text for file in FILES for text in patches(ast.parse(file.read_text()))}
+    assert found == {"torch.backends.cudnn.benchmark"}, "a setting that torch documents, and nothing else"
+    code = "import torch\nfrom mlflow import server\nserver.app = 1\nsetattr(torch.nn, 'Linear', 2)"
+    assert list(patches(ast.parse(code))) == ["server.app", "torch.nn.any"]
+
+
 def test_nothing_new_lies_at_the_top():
     assert {file.stem for file in PACKAGE.glob("*.py")} == TOP
 
