@@ -44,7 +44,7 @@ def sentences() -> Iterator[tuple[str, str]]:
 
 
 def test_blocks_are_found():
-    assert {"Optim", "Train", "Faces", "Volumes", "Light", "PK", "Elastic", "Curve", "Download"} <= set(BLOCKS)
+    assert {"Optim", "Train", "Faces", "Volumes", "Light", "PK", "Gamma", "Curve", "Download"} <= set(BLOCKS)
 
 
 @pytest.mark.parametrize("name", sorted(BLOCKS))

@@ -27,6 +27,7 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "cache": Dropped("auto", "remove it: prepared volumes are memory-mapped, and a patch takes 1.6 ms"),
         "clinical": Dropped(None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient"),
     },
+    ("data.augment", "volumes"): {"elastic": Dropped(None, "remove it: rotate and scale change the shape")},
     ("task", "adadistill"): {
         "products": Dropped("float32", _ROUNDED),
         "matmul_dtype": Dropped("float32", _ROUNDED, hashed=False),  # the later name of `products`

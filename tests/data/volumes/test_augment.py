@@ -12,7 +12,6 @@ from scipy import ndimage, stats
 from scipy.interpolate import BSpline
 from scipy.spatial.transform import Rotation
 
-from trainkit import rng
 from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.data.volumes import augment_intensity, augment_spatial
@@ -21,7 +20,6 @@ from trainkit.data.volumes.augment import (
     Blur,
     Brightness,
     Contrast,
-    Elastic,
     Gamma,
     LowResolution,
     Noise,
@@ -53,7 +51,6 @@ def everything(p: float = 0.6) -> VolumeAugment:
     return VolumeAugment(
         rotate=Rotate(p=p, in_plane=25, out_of_plane=15),
         scale=Scale(p=p, factor=(0.7, 1.4)),
-        elastic=Elastic(p=p, every=6.0, shift=2.0),
         flips=["left_right", "down_up"],
         swap=[("left eye", "right eye")],
         bias_field=BiasField(p=p, every=10.0),
@@ -124,11 +121,10 @@ def spline(points: np.ndarray, cell: np.ndarray, size) -> np.ndarray:
 
 
 @pytest.mark.parametrize("spacing", [THIN, THICK])
-def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spacing, way):
+def test_rotation_and_scale_are_one_interpolation_in_mm(spacing, way):
     augment = VolumeAugment(
         rotate=Rotate(p=0.7, in_plane=25, out_of_plane=15),
         scale=Scale(p=0.7, factor=(0.7, 1.4)),
-        elastic=Elastic(p=0.5, every=6.0, shift=2.0),
         reach=0.5,
     )
     image, mask, _, out, labels = applied(augment, spacing)
@@ -147,21 +143,9 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
         turn = Rotation.from_euler("XYZ", [angles[0], -angles[1], angles[2]], degrees=True).as_matrix()
         places = np.indices(PATCH).reshape(3, -1).astype(float)
         offsets = (places - (np.array(PATCH)[:, None] - 1) / 2) * mm
-        if draw["elastic"][i] < 0.5:
-            cell = 6.0 / np.array(spacing[1:] if thick else spacing)
-            size = PATCH[1:] if thick else PATCH
-            points = [math.ceil(length / step) + 3 for length, step in zip(size, cell, strict=True)]
-            draws = rng.uniform(0, "augment-volume-elastic", 0, i, np.arange(len(size) * math.prod(points))).reshape(
-                len(size), *points
-            )
-            shift = np.stack([spline(4 * each - 2, cell, size) for each in draws])  # up to 2 mm
-            assert 0.1 < np.abs(shift).max() < 2.0
-            if thick:
-                shift = np.stack([np.zeros(PATCH), *(np.broadcast_to(each, PATCH) for each in shift)])
-            offsets = offsets + shift.reshape(3, -1)
         source = turn.T @ offsets / (np.array([1 if thick else factor, factor, factor])[:, None])
         source = source / mm + (np.array(image[i].shape)[:, None] - 1) / 2
-        if draw["rotate"][i] >= 0.7 and draw["scale"][i] >= 0.7 and draw["elastic"][i] >= 0.5:
+        if draw["rotate"][i] >= 0.7 and draw["scale"][i] >= 0.7:
             assert np.array_equal(out[i], middle(image[i])) and np.array_equal(labels[i], middle(mask[i]))
             continue
         turned += 1
@@ -171,7 +155,7 @@ def test_rotation_scale_and_elastic_deformation_are_one_interpolation_in_mm(spac
         clear = (np.abs(source - np.floor(source) - 0.5).min(0) > 1e-3).reshape(PATCH)  # no tie between two voxels
         expected = ndimage.map_coordinates(mask[i], source, order=0, mode="nearest").reshape(PATCH)
         assert clear.mean() > 0.9 and np.array_equal(labels[i][clear], expected[clear])
-    assert turned >= 6
+    assert turned >= 5
 
 
 def test_a_quarter_turn_is_a_quarter_turn_and_scale_enlarges(way):
@@ -188,34 +172,17 @@ def test_a_quarter_turn_is_a_quarter_turn_and_scale_enlarges(way):
     assert (labels > 0).sum() > 4 * (box > 0).sum()
 
 
-def test_tissue_does_not_fold_at_the_largest_shift():
-    size, every = (24, 24, 24), 8.0
-    random = np.random.default_rng(0)
-    for trial in range(20):
-        points = random.choice([-1.0, 1.0], (3, 6, 6, 6))
-        if trial == 0:  # neighbours pulled towards each other
-            points = np.broadcast_to(np.where(np.arange(6) < 3, 1.0, -1.0)[:, None, None], (3, 6, 6, 6)).copy()
-        points *= augment_spatial.FOLD * every
-        cell = torch.full((1, 3), every)
-        field = augment_spatial.spread(torch.from_numpy(points)[None].float(), cell, size)[0].numpy()
-        slopes = np.stack([np.stack(np.gradient(each), axis=0) for each in field])
-        folded = np.linalg.det((slopes + np.eye(3)[:, :, None, None, None]).transpose(2, 3, 4, 0, 1))
-        assert folded.min() > 0, trial
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     degrees=st.tuples(st.floats(0, 180), st.floats(0, 180)),
     smallest=st.floats(0.5, 1.5),
-    shift=st.floats(0, 8),
     patch=st.tuples(*[st.integers(1, 40)] * 3),
     spacing=st.tuples(*[st.floats(0.3, 5)] * 3),
 )
-def test_what_is_read_holds_all_that_is_moved_into_the_patch(degrees, smallest, shift, patch, spacing):
+def test_what_is_read_holds_all_that_is_moved_into_the_patch(degrees, smallest, patch, spacing):
     augment = VolumeAugment(
         rotate=Rotate(p=1, in_plane=degrees[0], out_of_plane=degrees[1]),
         scale=Scale(p=1, factor=(smallest, 1.5)),
-        elastic=Elastic(p=1, every=20, shift=shift),
         reach=2.0,
     )
     margin = augment.margin(patch, spacing)
@@ -224,9 +191,7 @@ def test_what_is_read_holds_all_that_is_moved_into_the_patch(degrees, smallest, 
     axes = numbers["augment_matrix"].shape[1]
     half = (np.array(patch[-axes:]) - 1) / 2
     corners = half[:, None] * np.array(list(np.ndindex(*[2] * axes))).T * 2 - half[:, None]
-    far = np.abs(numbers["augment_matrix"] @ corners).max(2) + np.abs(numbers["augment_elastic"]).max(
-        axis=tuple(range(2, 2 + axes))
-    )
+    far = np.abs(numbers["augment_matrix"] @ corners).max(2)
     capped = np.array(margin[-axes:]) == 2 * np.array(patch[-axes:])
     # 13 angles are tried along each axis: between two of them a corner may reach a little farther.
     spare = 0.01 * np.linalg.norm(half * spacing[-axes:]) / np.array(spacing[-axes:]) / smallest + 1e-3
@@ -243,7 +208,6 @@ def test_the_margin_is_bounded_and_none_where_nothing_moves():
     assert wide.margin((16, 80, 80), (4, 1, 1)) == (0, 20, 20)
     turned = VolumeAugment(rotate=Rotate(in_plane=45), reach=1.0).margin((16, 101, 101), (4, 1, 1))
     assert turned == (0, 21, 21)  # 50 sqrt(2) = 70.7
-    assert VolumeAugment(elastic=Elastic(shift=3.0)).margin((20, 40, 40), (1.5, 1.0, 2.0)) == (2, 3, 2)
 
 
 # ---- flips -----------------------------------------------------------------------------------------------------------
@@ -437,16 +401,13 @@ def test_numbers_depend_on_seed_epoch_and_row_and_on_no_other_setting():
     one, again = drawn(everything(), 50), drawn(everything(), 50)
     assert all(name.startswith("augment_") and np.array_equal(one[name], again[name]) for name in one)
     for other in (drawn(everything(), 50, seed=1), drawn(everything(), 50, epoch=1)):
-        for name in ("matrix", "elastic", "bias", "noise_key"):
+        for name in ("matrix", "bias", "noise_key"):
             assert not np.isclose(one[f"augment_{name}"], other[f"augment_{name}"]).all(), name
     some = everything().numbers(0, 0, np.array([7, 3]), PATCH, THIN, "zyx", NAMES)
     assert all(np.array_equal(some[name], one[name][[7, 3]]) for name in one)
     alone = drawn(VolumeAugment(noise=Noise(p=0.6), gamma=Gamma(p=0.6)), 50)
     assert set(alone) < set(one) and all(np.array_equal(alone[name], one[name]) for name in alone)
     assert drawn(VolumeAugment()) == {}
-    fields = drawn(VolumeAugment(elastic=Elastic(p=1, every=6.0, shift=2.0), bias_field=BiasField(p=1, every=6.0)), 9)
-    related = np.corrcoef(fields["augment_elastic"][:, 0].ravel(), fields["augment_bias"].ravel())
-    assert abs(related[0, 1]) < 0.1
 
 
 def test_every_kind_of_change_happens_to_its_share():
@@ -454,13 +415,12 @@ def test_every_kind_of_change_happens_to_its_share():
     numbers = {name.removeprefix("augment_"): each for name, each in drawn(augment, 3000).items()}
     off = np.isclose(numbers["matrix"], np.eye(3)).all((1, 2))
     for name, share in (
-        ("warp", 1 - 0.7**3),
+        ("warp", 1 - 0.7**2),
         ("sigma", 0.3),
         ("noise", 0.3),
     ):
         assert abs((numbers[name] > 0).mean() - share) < 0.03, name
     assert abs(off.mean() - 0.7**2) < 0.03
-    assert abs(numbers["elastic"].any((1, 2, 3, 4)).mean() - 0.3) < 0.03
     assert abs(numbers["bias"].any((1, 2, 3, 4)).mean() - 0.3) < 0.03
     assert abs((numbers["gamma"] != 1).mean() - 0.3) < 0.03
     assert abs((numbers["gain"] != 1).mean() - 0.3) < 0.03
@@ -529,7 +489,6 @@ def test_a_recipe_states_it():
         ({"rotate": {"p": 1.5}}, "p"),
         ({"rotate": {"in_plane": 200.0}}, "in_plane"),
         ({"scale": {"factor": [1.2, 0.8]}}, r"factor is \[1.2, 0.8\]"),
-        ({"elastic": {"every": 10.0, "shift": 6.0}}, "up to 4.03 mm are allowed; above that, tissue folds"),
         ({"flips": ["left_right", "left_right"]}, "each axis once"),
         ({"flips": ["sideways"]}, "left_right"),
         ({"bias_field": {"log": -1.0}}, "log"),

@@ -1,8 +1,8 @@
 """Augmentation of patches of volumes: drawn on the host by hash, computed where the batch lives.
 
-Shape changes come first and are interpolated once, all together: rotation, scale and elastic deformation in mm, then
-mirrors, which pick voxels and exchange the labels of left and right. Then intensities, in the order in which a scanner
-makes them: bias field, blur, low resolution, noise; and at last gamma, gain and shift, as scanners differ in these.
+Shape changes come first and are interpolated once, together: rotation in true angles and scale, then mirrors, which
+pick voxels and exchange the labels of left and right. Then intensities, in the order in which a scanner makes them:
+bias field, blur, low resolution, noise; and at last gamma, gain and shift, as scanners differ in these.
 
 Changes of shape are one for all channels of a patch; those of intensity are drawn for each.
 
@@ -23,7 +23,7 @@ from pydantic import Field
 
 from trainkit.data.volumes import augment_intensity, augment_spatial
 from trainkit.data.volumes.augment_intensity import BiasField, Blur, Brightness, Contrast, Gamma, LowResolution, Noise
-from trainkit.data.volumes.augment_spatial import Draws, Elastic, Rotate, Scale
+from trainkit.data.volumes.augment_spatial import Draws, Rotate, Scale
 from trainkit.errors import UserError
 from trainkit.lazy_torch import torch
 
@@ -41,16 +41,14 @@ class VolumeAugment:
     """Augmentation of training patches; a block that is null is off. `p` of a block is the fraction of the samples that
     it changes.
 
-    Lengths are in mm and angles are true, whatever the spacing. Where slices are thick (`FLAT`), rotation, scale,
-    elastic deformation and low resolution stay within them.
+    Lengths are in mm and angles are true, whatever the spacing. Where slices are thick (`FLAT`), rotation, scale and
+    low resolution stay within them.
     """
 
     rotate: Rotate | None = None
     """Rotation about the centre of the patch. null: off."""
     scale: Scale | None = None
     """Scaling about the centre of the patch. null: off."""
-    elastic: Elastic | None = None
-    """Smooth deformation. null: off."""
     flips: list[Flip] = field(default_factory=list)
     """Anatomical axes along which a patch is mirrored, each for half of the samples."""
     swap: list[tuple[str, str]] = field(default_factory=list)
@@ -80,7 +78,7 @@ class VolumeAugment:
     @property
     def spatial(self) -> bool:
         """True where patches are interpolated."""
-        return any(block is not None and block.p > 0 for block in (self.rotate, self.scale, self.elastic))
+        return any(block is not None and block.p > 0 for block in (self.rotate, self.scale))
 
     def checked(self, names: Sequence[str], axes: str) -> None:
         """Raise UserError where the labels do not fit: `names` are those of all labels, the background first, `axes`
@@ -112,7 +110,7 @@ class VolumeAugment:
         """
         if not self.spatial:
             return (0, 0, 0)
-        needed = augment_spatial.reach(patch, spacing, self.rotate, self.scale, self.elastic)
+        needed = augment_spatial.reach(patch, spacing, self.rotate, self.scale)
         depth, height, width = np.clip(needed, 0, np.floor(self.reach * np.asarray(patch))).astype(int).tolist()
         return depth, height, width
 
@@ -136,7 +134,7 @@ class VolumeAugment:
         draw = Draws(seed, epoch, rows, patch, spacing)
         out: dict[str, np.ndarray] = {}
         if self.spatial:
-            out |= augment_spatial.numbers(draw, self.rotate, self.scale, self.elastic)
+            out |= augment_spatial.numbers(draw, self.rotate, self.scale)
         if self.flips:
             out |= self._mirrors(draw, axes, names)
         further = [Draws(seed, epoch, rows, patch, spacing, channel) for channel in range(1, channels)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +13,7 @@ from pydantic import Field
 from trainkit.config.ranges import Factor, Fraction
 from trainkit.data.augment import check_order
 from trainkit.data.volumes import augment_spatial
-from trainkit.data.volumes.augment_spatial import ControlSpacing, Draws, spread
+from trainkit.data.volumes.augment_spatial import Draws
 from trainkit.lazy_torch import torch
 from trainkit.tensors import wide
 
@@ -27,15 +27,22 @@ class BiasField:
 
     p: Fraction = 0.15
     """Fraction of the samples that are changed."""
-    every: ControlSpacing = 64.0
+    every: Annotated[float, Field(ge=1, le=10_000)] = 64.0
     """Distance between control points, in mm."""
     log: Annotated[float, Field(ge=0, le=5)] = 0.6
     """Largest logarithm of the factor at a control point, in either direction; a fifth of it is typical."""
 
     def numbers(self, draw: Draws) -> dict[str, np.ndarray]:
-        """Draw the logarithms at control points, and the voxels between these."""
-        points, cell = draw.control_points("bias", draw.below("bias_field", self.p), 1, self.every)
-        return {"bias": (points * self.log).astype(np.float32), "bias_cell": cell}
+        """Draw the logarithms at control points, 0 where a row is not chosen, and the voxels between these.
+
+        One point more than it takes stands on either side.
+        """
+        chosen, cell = draw.below("bias_field", self.p), self.every / draw.mm
+        counts = [math.ceil(size / step) + 3 for size, step in zip(draw.patch, cell, strict=True)]
+        points = np.zeros((draw.count, 1, *counts))
+        points[chosen] = (draw.further("bias", chosen, math.prod(counts)) * 2 - 1).reshape(-1, 1, *counts)
+        cells = np.tile(cell.astype(np.float32), (draw.count, 1))
+        return {"bias": (points * self.log).astype(np.float32), "bias_cell": cells}
 
 
 @dataclass(kw_only=True)
@@ -204,8 +211,28 @@ def _wide(values: Tensor) -> Tensor:
 def _bias(image: Tensor, at: Mapping[str, Tensor]) -> None:
     """Factor on the distance from the lowest: that is air, which no coil brightens."""
     lowest = image.amin((1, 2, 3, 4), keepdim=True)
-    factor = spread(at["bias"], at["bias_cell"], image.shape[2:]).exp_()
+    # Sample by sample: how a product of matrices is summed depends on the size of the batch.
+    pairs = zip(at["bias"], at["bias_cell"], strict=True)
+    factor = torch.stack([spline(points, cell, image.shape[2:]) for points, cell in pairs]).exp_()
     image.sub_(lowest).mul_(factor).add_(lowest)
+
+
+def spline(points: Tensor, cell: Tensor, patch: Sequence[int]) -> Tensor:
+    """Evaluate the cubic B-spline of control points (C, *n), `cell` voxels apart (axes,): (C, *patch)."""
+    for axis, size in enumerate(patch):
+        weights = _basis(points.shape[axis + 1], cell[axis], size)
+        before, rest = points.shape[: axis + 1], points.shape[axis + 2 :]
+        points = torch.matmul(weights, points.reshape(*before, points.shape[axis + 1], -1)).view(*before, size, *rest)
+    return points
+
+
+def _basis(count: int, cell: Tensor, size: int) -> Tensor:
+    """Weights of `count` control points at each of `size` voxels, (size, count), of points that are `cell` voxels
+    apart. The first stands one cell before the border."""
+    place = (torch.arange(size, device=cell.device) + 0.5) / cell
+    far = (place[:, None] + 1 - torch.arange(count, device=cell.device)).abs_()
+    near, rest = 2 / 3 - far**2 + far**3 / 2, (2 - far).clamp(min=0) ** 3 / 6
+    return torch.where(far < 1, near, rest)
 
 
 def _blur(image: Tensor, at: Mapping[str, Tensor]) -> None:

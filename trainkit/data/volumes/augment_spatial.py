@@ -1,4 +1,4 @@
-"""Rotation, scale, elastic deformation and mirroring of patches, interpolated once, all together."""
+"""Rotation, scale and mirroring of patches, interpolated once, all together."""
 
 from __future__ import annotations
 
@@ -21,28 +21,21 @@ if TYPE_CHECKING:
 STREAM = "augment-volume"
 
 DRAWS = (
-    "rotate", "turn_0", "turn_1", "turn_2", "scale", "factor", "elastic", "flip_0", "flip_1", "flip_2",
+    "rotate", "turn_0", "turn_1", "turn_2", "scale", "factor", "unused", "flip_0", "flip_1", "flip_2",
     "bias_field", "blur", "sigma", "low_resolution", "zoom", "noise", "deviation", "key",
     "gamma", "exponent", "invert", "contrast", "gain", "brightness", "shift",
 )  # fmt: skip
 """One draw in [0, 1) for each, in this order: what a setting draws does not depend on the other settings."""
 
-NAMES = frozenset({"warp", "matrix", "elastic", "elastic_cell", "flip", "labels"})
+NAMES = frozenset({"warp", "matrix", "flip", "labels"})
 """Numbers of changes of shape, which are one for all channels."""
 
 FLAT = 3.0
 """Slices farther apart than this many times the voxels within them are not mixed: shape changes stay in the plane
 (nnU-Net's threshold, Isensee et al. 2021)."""
 
-FOLD = 0.403
-"""Largest shift of control points, in distances between them, for which a cubic B-spline deformation cannot fold
-(Choi and Lee 2000, in three dimensions)."""
-
 _SLAB = 1 << 16
 """Voxels that are interpolated at once on a CPU, so that what is computed for them stays in its cache."""
-
-ControlSpacing = Annotated[float, Field(ge=1, le=10_000)]
-"""mm between control points: their number, and with it the memory, grows with the third power of what is finer."""
 
 
 @dataclass(kw_only=True)
@@ -78,27 +71,6 @@ class Scale:
         check_order(self, "factor")
 
 
-@dataclass(kw_only=True)
-class Elastic:
-    """Smooth deformation: a cubic B-spline through shifted control points (Rueckert et al. 1999). nnU-Net has it off
-    since version 2; U-Net (Ronneberger et al. 2015) relied on it."""
-
-    p: Fraction = 0.2
-    """Fraction of the samples that are changed."""
-    every: ControlSpacing = 32.0
-    """Distance between control points, in mm."""
-    shift: Annotated[float, Field(ge=0, le=1000)] = 6.0
-    """Largest shift of a control point along each axis, in mm. The standard deviation of the deformation is a fifth of
-    it."""
-
-    def __post_init__(self) -> None:
-        if self.shift > FOLD * self.every:
-            raise ValueError(
-                f"shift is {self.shift} mm with control points every {self.every} mm; up to "
-                f"{FOLD * self.every:.3g} mm are allowed; above that, tissue folds"
-            )
-
-
 # ---- draws -----------------------------------------------------------------------------------------------------------
 
 
@@ -123,20 +95,10 @@ class Draws:
         """Draw a number between two for each row, float64 (N,)."""
         return ends[0] + (ends[1] - ends[0]) * self.values[name]
 
-    def control_points(
-        self, name: str, chosen: np.ndarray, channels: int, every: float, axes: slice = slice(3)
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw numbers in -1 .. 1, (N, channels, *n), at control points that stand `every` mm apart, 0 where a row is
-        not chosen; and return the voxels between them for each row, float32 (N, axes). One point more than it takes
-        stands on either side."""
+    def further(self, name: str, chosen: np.ndarray, count: int) -> np.ndarray:
+        """Draw `count` more numbers in [0, 1) for each chosen row."""
         seed, epoch = self.at
-        cell = every / self.mm[axes]
-        counts = [math.ceil(size / step) + 3 for size, step in zip(self.patch[axes], cell, strict=True)]
-        out = np.zeros((self.count, channels, *counts))
-        places = np.arange(channels * math.prod(counts))
-        draws = rng.uniform(seed, f"{self.stream}-{name}", epoch, self.rows[chosen][:, None], places)
-        out[chosen] = (draws * 2 - 1).reshape(-1, channels, *counts)
-        return out, np.tile(cell.astype(np.float32), (self.count, 1))
+        return rng.uniform(seed, f"{self.stream}-{name}", epoch, self.rows[chosen][:, None], np.arange(count))
 
 
 def is_flat(mm: np.ndarray) -> bool:
@@ -144,27 +106,21 @@ def is_flat(mm: np.ndarray) -> bool:
     return bool(mm[0] > FLAT * max(mm[1], mm[2]))
 
 
-def reach(
-    patch: Sequence[int], spacing: Sequence[float], rotate: Rotate | None, scale: Scale | None, elastic: Elastic | None
-) -> np.ndarray:
-    """Return how many voxels beyond a patch the largest turn, size and shift read along each axis, float64 (3,)."""
+def reach(patch: Sequence[int], spacing: Sequence[float], rotate: Rotate | None, scale: Scale | None) -> np.ndarray:
+    """Return how many voxels beyond a patch the largest turn and size read along each axis, float64 (3,)."""
     mm, half = np.asarray(spacing, float), (np.asarray(patch, float) - 1) / 2
-    flat = is_flat(mm)
-    largest = rotate.largest(flat) if rotate else np.zeros(3)
+    largest = rotate.largest(is_flat(mm)) if rotate else np.zeros(3)
     ends = [np.linspace(-angle, angle, 13) if angle else np.zeros(1) for angle in largest]
     turns = np.stack([each.ravel() for each in np.meshgrid(*ends)], axis=1)
     smallest = min(1.0, scale.factor[0]) if scale else 1.0
-    shift = elastic.shift / mm * [not flat, True, True] if elastic else 0.0
-    far = (np.abs(matrices(turns, np.full(len(turns), smallest), mm)) @ (half + shift)).max(0)
+    far = (np.abs(matrices(turns, np.full(len(turns), smallest), mm)) @ half).max(0)
     return np.ceil(far - half - 1e-6)
 
 
-def numbers(draw: Draws, rotate: Rotate | None, scale: Scale | None, elastic: Elastic | None) -> dict[str, np.ndarray]:
+def numbers(draw: Draws, rotate: Rotate | None, scale: Scale | None) -> dict[str, np.ndarray]:
     """Draw which rows are interpolated (`warp`), and from where. Two axes instead of three where slices are thick."""
     flat = is_flat(draw.mm)
-    axes = slice(1 if flat else 0, 3)
     turns, size, warp = np.zeros((draw.count, 3)), np.ones(draw.count), np.zeros(draw.count, bool)
-    out = {}
     if rotate:
         chosen = draw.below("rotate", rotate.p)
         turns = np.stack([draw.between(f"turn_{i}", (-1, 1)) for i in range(3)], axis=1)
@@ -172,16 +128,8 @@ def numbers(draw: Draws, rotate: Rotate | None, scale: Scale | None, elastic: El
     if scale:
         chosen = draw.below("scale", scale.p)
         size, warp = np.exp(draw.between("factor", np.log(scale.factor)) * chosen), warp | chosen
-    matrix = matrices(turns, size, draw.mm)[:, axes, axes]
-    if elastic:
-        chosen = draw.below("elastic", elastic.p)
-        shift = elastic.shift / draw.mm[axes]
-        points, out["elastic_cell"] = draw.control_points("elastic", chosen, len(shift), elastic.every, axes)
-        points *= shift.reshape(-1, *[1] * len(shift))
-        # The deformation comes before the matrix, so that no scale can make it fold.
-        out["elastic"] = np.einsum("nij,nj...->ni...", matrix, points).astype(np.float32)
-        warp = warp | chosen
-    return out | {"warp": warp, "matrix": matrix.astype(np.float32)}
+    axes = slice(1 if flat else 0, 3)
+    return {"warp": warp, "matrix": matrices(turns, size, draw.mm)[:, axes, axes].astype(np.float32)}
 
 
 def matrices(turns: np.ndarray, size: np.ndarray, mm: np.ndarray) -> np.ndarray:
@@ -234,7 +182,7 @@ def _shaped(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], patch: Sequen
     if "warp" in at:
         axes, warp = at["matrix"].shape[1], at["warp"].view(-1, 1, 1, 1, 1)
         source = _channels(image, patch, axes).float()
-        grid = _grid(at, patch[-axes:], source.shape[2:])
+        grid = _grid(at["matrix"], patch[-axes:], source.shape[2:])
         moved = torch.nn.functional.grid_sample(source, grid, "bilinear", "border", align_corners=False)
         out = torch.where(warp, moved.view_as(out), out)
         source = _channels(mask[:, None], patch, axes).float()
@@ -266,7 +214,7 @@ def _shaped_by_sample(
             _interpolate(
                 _channels(image[i : i + 1], patch, axes)[0].float(),
                 _channels(mask[i : i + 1, None], patch, axes)[0],
-                {name: at[name][i] for name in ("matrix", "elastic", "elastic_cell") if name in at},
+                at["matrix"][i].tolist(),
                 one.view(-1, *patch[-axes:]),
                 its_labels.view(-1, *patch[-axes:]),
             )
@@ -283,15 +231,11 @@ def _shaped_by_sample(
     return out, labels
 
 
-def _grid(at: Mapping[str, Tensor], patch: Sequence[int], source: Sequence[int]) -> Tensor:
+def _grid(matrix: Tensor, patch: Sequence[int], source: Sequence[int]) -> Tensor:
     """Where each voxel comes from, in grid_sample's units: (B, *patch, axes), the last axis first."""
-    matrix, count = at["matrix"], len(patch)
-    field = spread(at["elastic"], at["elastic_cell"], patch) if "elastic" in at else None
-    out = []
+    out, count = [], len(patch)
     for axis in range(count):
         place = sum(matrix[:, axis, j].view(-1, *[1] * count) * _offsets(patch, j, matrix.device) for j in range(count))
-        if field is not None:
-            place = place + field[:, axis]
         out.append((place * 2 + 1) / source[axis] + (source[axis] - 1) / source[axis] - 1)
     return torch.stack(out[::-1], dim=-1)
 
@@ -303,14 +247,14 @@ def _offsets(patch: Sequence[int], axis: int, device: torch.device) -> Tensor:
     return place.view([size if i == axis else 1 for i in range(len(patch))])
 
 
-def _interpolate(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], out: Tensor, labels: Tensor) -> None:
+def _interpolate(image: Tensor, mask: Tensor, matrix: list[list[float]], out: Tensor, labels: Tensor) -> None:
     """One sample on a CPU: linear interpolation of `image` (channels, *source) into `out` (channels, *patch), and the
     nearest voxel of `mask` (slices or 1, *source) into `labels`; beyond the border the outermost voxel.
 
     Three times as fast as grid_sample on one thread: neighbours are picked from the flat volume with one index for
     all eight, by slabs whose places and shares stay in the cache, and the mask shares the places.
     """
-    matrix, source, patch = at["matrix"].tolist(), image.shape[1:], out.shape[1:]
+    source, patch = image.shape[1:], out.shape[1:]
     axes = range(len(source))
     # Flat places are computed as floats and must be whole numbers.
     number = torch.float32 if math.prod(source) < 1 << 24 else torch.float64
@@ -321,22 +265,14 @@ def _interpolate(image: Tensor, mask: Tensor, at: Mapping[str, Tensor], out: Ten
         for i in axes
     ]
     along = [offsets[0] * matrix[i][0] for i in axes]
-    if "elastic" in at:
-        points, cell = at["elastic"], at["elastic_cell"]
-        # All but the first axis; the first follows by slabs.
-        points = spread(points[None], cell[None], patch, axes[1:])[0].flatten(2)
-        basis = _basis(points.shape[1], cell[:1], patch[0])[0]
     pixels, marks = image.flatten(1), mask.flatten(1)
     step = max(1, _SLAB // math.prod(patch[1:]))
     for start in range(0, patch[0], step):
         slab = slice(start, start + step)
-        field = torch.matmul(basis[slab], points) if "elastic" in at else None
         first = nearest = torch.zeros(())
         shares = []
         for i in axes:
             place = across[i] + along[i][slab]
-            if field is not None:
-                place += field[i].view_as(place)
             place.clamp_(0, source[i] - 1)
             near, low = place.round(), place.floor().clamp_(max=max(source[i] - 2, 0))
             shares.append(place.sub_(low).float().view(-1))
@@ -356,29 +292,3 @@ def _mixed(flat: Tensor, first: Tensor, shares: Sequence[Tensor], strides: Seque
         return flat.index_select(0, first)
     value = _mixed(flat, first, shares[1:], strides[1:])
     return value.lerp_(_mixed(flat[strides[0] :], first, shares[1:], strides[1:]), shares[0])
-
-
-def spread(points: Tensor, cell: Tensor, patch: Sequence[int], axes: Sequence[int] | None = None) -> Tensor:
-    """Evaluate the cubic B-spline of control points (B, C, *n), `cell` voxels apart (B, axes): (B, C, *patch).
-
-    Sample by sample, because how a product of matrices is summed depends on the size of the batch.
-    """
-    out = []
-    for each, its_cell in zip(points, cell, strict=True):
-        for axis in range(len(patch)) if axes is None else axes:
-            basis = _basis(each.shape[axis + 1], its_cell[axis : axis + 1], patch[axis])[0]
-            rest = each.shape[axis + 2 :]
-            each = torch.matmul(basis, each.reshape(*each.shape[: axis + 2], -1)).view(
-                *each.shape[: axis + 1], patch[axis], *rest
-            )
-        out.append(each)
-    return torch.stack(out)
-
-
-def _basis(count: int, cell: Tensor, size: int) -> Tensor:
-    """Weights of `count` control points at each of `size` voxels, (B, size, count), for the distances `cell` (B,) of
-    the points in voxels. The first stands one cell before the border."""
-    place = (torch.arange(size, device=cell.device) + 0.5) / cell[:, None]
-    far = (place[:, :, None] + 1 - torch.arange(count, device=cell.device)).abs_()
-    near, rest = 2 / 3 - far**2 + far**3 / 2, (2 - far).clamp(min=0) ** 3 / 6
-    return torch.where(far < 1, near, rest)
