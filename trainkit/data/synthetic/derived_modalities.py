@@ -1,19 +1,11 @@
 """Modalities derived from photographs: infrared, colour pencil, sketch and words of people known in colour alone.
 
-What it is: of a folder of people, `<person>/*.jpg`, about half of each person's photographs stay as they are, and each
-of the others becomes a record of one other modality: near infrared (one channel mixed mostly of red, gain, gamma, a
-lamp at the camera, noise), colour pencil (Kuwahara et al. 1976 smoothing, the nearest of a box of pencils, strokes on
-grainy paper) or sketch (dodge: the image divided by its own blur, drawn by an unsteady hand). One photograph has one
-modality alone, so nothing that is asked for has its own original in the gallery. Captions say in words what was
-measured on those photographs of a person that are not in the gallery either: how dark hair, brows and eyes are
-beside the skin, glasses, beard, lines. The places measured are those of faces aligned to the five-point template.
-
-What it shows: how the method does on real faces, with real differences of light, pose and age between the modalities.
-What it does not show: that anything works on infrared cameras, on drawings by people or on their words. Say "derived"
-beside every number from it.
-
-All of it follows from the photographs, their names and a seed. Sums are over whole numbers where they can be; another
-Pillow may decode a JPEG otherwise.
+Of a folder of people, `<person>/*.jpg`, about half of each person's photographs stay as they are, and each of the
+others becomes a record of one other modality: near infrared, colour pencil (Kuwahara et al. 1976, few colours, strokes)
+or sketch (the image divided by its own blur). Nothing that is asked for has its own original in the gallery; captions
+say what was measured on those photographs of a person that are not there either, at the places of aligned faces. It
+shows how the method does on real faces, and nothing of infrared cameras or drawings by people: say "derived" beside
+every number from it. All follows from the photographs, their names and a seed.
 """
 
 from __future__ import annotations
@@ -24,8 +16,8 @@ import math
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -39,19 +31,17 @@ from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
 VERSION = 1
 """Part of the folder's key; raised with any change to what is derived."""
 SEED = 20251121
-LARGEST = 256
-"""Longer side of a derived image at most, in pixels; photographs that are larger are shrunk first."""
-SMALLEST = 16
-"""Shorter side of a photograph at least, in pixels."""
+LARGEST, SMALLEST = 256, 16
+"""Longer side of a derived image at most, and shorter side of a photograph at least, in pixels."""
+Row = tuple[str, str, str, str, str]
 
 
 def folder(path: Path) -> Path:
     """Return the derived set of the people in `path`, made once (10 to 20 s for 3,500 faces of 112 x 112).
 
     It holds `index.csv` (path, person, camera, modality, text; the text of a photograph is its caption), the images
-    `<modality>/<person>/<number>.png` (number: the place of the photograph among those of the person by name), the
-    photographs that stayed, byte for byte, under `rgb/`, and `derived.json`, which says how it was made. It lies in the
-    cache, keyed by the files of `path`. Processes that start together make it once.
+    `<modality>/<person>/<number>.png`, the photographs that stayed, byte for byte, under `rgb/`, and `derived.json`. It
+    lies in the cache, keyed by the files of `path`. Processes that start together make it once.
 
     Raises:
         UserError: no images of people there, damaged or tiny ones (naming them), or the cache cannot be written.
@@ -72,11 +62,9 @@ def divided(person: str, count: int) -> list[int]:
 
     Half stay RGB, but of four or more three are always left for the others, and at least one is RGB.
     """
-    others = max(min(3, count - 1), count // 2)
-    rng = _rng(person)
+    rng, codes = _rng(person), [RGB] * count
     order, first = rng.permutation(count), int(rng.integers(3))
-    codes = [RGB] * count
-    for i, place in enumerate(order[:others].tolist()):
+    for i, place in enumerate(order[: max(min(3, count - 1), count // 2)].tolist()):
         codes[place] = (NIR, CP, SK)[(first + i) % 3]
     return codes
 
@@ -85,26 +73,17 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
     aside = to.with_name(f".{to.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        rows, people, damaged = [], {}, []
-        for file in files:
-            people.setdefault(file.parent.name, []).append(file)
-        for person, photographs in people.items():
-            rows += _person(person, photographs, aside, damaged)
+        people: dict[str, list[Path]] = {}
+        damaged: list[str] = []
+        for photograph in files:
+            people.setdefault(photograph.parent.name, []).append(photograph)
+        rows = [row for person, some in people.items() for row in _person(person, some, aside, damaged)]
         if damaged:
             raise import_images.unusable(str(path), damaged, "repair or remove them")
         with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("path", "person", "camera", "modality", "text"))
-            writer.writerows(rows)
-        about = {
-            "what": "modalities computed from photographs by trainkit.data.synthetic; none is a real recording",
-            "made_from": str(path),
-            "version": VERSION,
-            "seed": SEED,
-            "people": len(people),
-            "pictures": {name: sum(row[3] == name for row in rows) for name in MODALITIES[:-1]},
-            "captions": sum(bool(row[4]) for row in rows),
-        }
+            csv.writer(file, lineterminator="\n").writerows([("path", "person", "camera", "modality", "text"), *rows])
+        what = "modalities computed from photographs by trainkit.data.synthetic; none is a real recording"
+        about = {"what": what, "made_from": str(path), "version": VERSION, "seed": SEED, "people": len(people)}
         (aside / "derived.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(to, ignore_errors=True)
         aside.rename(to)
@@ -112,14 +91,9 @@ def _write(path: Path, files: Sequence[Path], to: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _person(
-    person: str, photographs: Sequence[Path], to: Path, damaged: list[str]
-) -> list[tuple[str, str, str, str, str]]:
-    """Write the images of a person; rows of the index, in the order of the photographs.
-
-    What cannot be used is added to `damaged`, in a sentence each.
-    """
-    rows, seen = [], []
+def _person(person: str, photographs: Sequence[Path], to: Path, damaged: list[str]) -> list[Row]:
+    """Write the images of a person; rows of the index. What cannot be used is added to `damaged`."""
+    names, seen = [], []
     for number, (file, code) in enumerate(zip(photographs, divided(person, len(photographs)), strict=True)):
         try:
             encoded = image_decode.read(file, str(file))
@@ -132,31 +106,23 @@ def _person(
             continue
         name = f"{MODALITIES[code]}/{person}/{number:03d}{file.suffix.lower() if code == RGB else '.png'}"
         (to / name).parent.mkdir(parents=True, exist_ok=True)
+        names.append((name, code))
         if code == RGB:
             (to / name).write_bytes(encoded)
-        else:
-            seen.append(measured(pixels))
-            drawn = DERIVE[code](_shrunk(pixels), _rng(person, number))
-            save(drawn, to / name)
-        rows.append((name, person, "", MODALITIES[code], ""))
-    if not seen:  # of a single photograph, which a caption would describe
-        return rows
-    traits = np.mean(seen, axis=0)
-    captions = ((row, caption(traits, _rng(person, i, "words"))) for i, row in enumerate(rows))
-    return [(*row[:4], text if row[3] == "rgb" else "") for row, text in captions]
+            continue
+        seen.append(measured(pixels))
+        image = Image.fromarray(pixels)
+        image.thumbnail((LARGEST, LARGEST), Image.Resampling.BICUBIC, reducing_gap=None)
+        save(DERIVE[code](np.asarray(image), _rng(person, number)), to / name)
+    rows = []
+    for i, (name, code) in enumerate(names):  # nothing is said of a single photograph, which a caption would describe
+        text = caption(np.mean(seen, axis=0), _rng(person, i, "words")) if code == RGB and seen else ""
+        rows.append((name, person, "", MODALITIES[code], text))
+    return rows
 
 
 def _rng(*parts: str | int) -> np.random.Generator:
     return generator(SEED, *(zlib.crc32(str(part).encode(errors="surrogateescape")) for part in parts))
-
-
-def _shrunk(pixels: np.ndarray) -> np.ndarray:
-    height, width = pixels.shape[:2]
-    if max(height, width) <= LARGEST:
-        return pixels
-    scale = LARGEST / max(height, width)
-    size = (max(SMALLEST, round(width * scale)), max(SMALLEST, round(height * scale)))
-    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
 
 
 # ---- images: uint8 (height, width, 3) and a generator, to uint8 (height, width) or (height, width, 3)
@@ -258,74 +224,73 @@ def by_hand(pixels: np.ndarray, rng: np.random.Generator, much: float) -> np.nda
     return pixels[y, x]
 
 
-def strokes(shape: tuple[int, int], rng: np.random.Generator, length: int = 7) -> np.ndarray:
+def strokes(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """Draw slanting streaks of grain: (height, width), mean near 0 and standard deviation near 1."""
     grain = rng.standard_normal(shape)
     lean = 1 if rng.uniform() < 0.5 else -1
-    streaks = sum(np.roll(grain, (i, lean * i), axis=(0, 1)) for i in range(length))
-    return (streaks / math.sqrt(length) + 0.5 * rng.standard_normal(shape)) / math.sqrt(1.25)
+    streaks = sum(np.roll(grain, (i, lean * i), axis=(0, 1)) for i in range(7))
+    return (streaks / math.sqrt(7) + 0.5 * rng.standard_normal(shape)) / math.sqrt(1.25)
 
 
 # ---- words: what is measured at places of an aligned face, and how its degrees are called
 
 
-@dataclass(frozen=True)
-class Trait:
+class Trait(NamedTuple):
     """Something about a face that a number tells and words can say."""
 
     name: str
+    box: tuple[int, int, int, int]
+    """Left, right, upper and lower border of where it is measured on a face of 112 x 112, and mirrored."""
     cuts: tuple[float, ...]
     """Borders between its degrees, rising."""
-    words: tuple[tuple[str, ...], ...]
-    """For each degree, one more than the cuts, the ways to say it; none: it goes unsaid."""
-
-    @staticmethod
-    def of(name: str, cuts: tuple[float, ...], *words: str) -> Trait:
-        """Make one of texts: the ways to say a degree with ` | ` between them."""
-        return Trait(name, cuts, tuple(tuple(text.split(" | ")) if text else () for text in words))
-
-    def __post_init__(self) -> None:
-        if len(self.words) != len(self.cuts) + 1 or list(self.cuts) != sorted(self.cuts):
-            raise ValueError(f"{self.name}: {len(self.words)} degrees between {self.cuts}")
+    words: tuple[str, ...]
+    """For each degree, one more than the cuts, the ways to say it with ` | ` between them; empty: it goes unsaid."""
 
 
 CHEEK = (22, 40, 62, 78)
-"""Left, right, upper and lower border of the left cheek on a face of 112 x 112; the right one mirrors it."""
-
+LIPS = (42, 72, 86, 98)
 TRAITS = (
-    Trait.of("crown", (0.37, 0.55, 0.75, 1.0), "black hair | jet-black hair | very dark hair",
-             "dark hair | dark brown hair", "brown hair | hair of a middle shade", "fair hair | light hair",
-             "a bare crown | a bald or very fair crown | hair as light as the skin"),
-    Trait.of("forehead", (0.85, 1.05, 1.2), "a fringe | hair over the forehead | a covered forehead", "",
-             "a clear forehead | an open forehead", "a high forehead | a tall bright forehead"),
-    Trait.of("sides", (0.45, 0.6, 0.8), "dark hair at the temples | thick dark sides", "",
-             "lighter temples | short hair at the sides", "bare temples | grey or bare sides"),
-    Trait.of("hair_tone", (1.3, 1.75, 2.3), "hair of a cool grey tone | greyish hair", "",
-             "hair of a warm tone | brownish hair", "hair of a reddish tone | golden or reddish hair"),
-    Trait.of("brows", (0.75, 0.84, 0.96), "heavy dark brows | thick black eyebrows", "dark brows | dark eyebrows", "",
-             "fair brows | faint eyebrows"),
-    Trait.of("eyes", (0.6, 0.68, 0.78), "deep dark eyes | deep-set eyes", "dark eyes | shaded eyes", "",
-             "light eyes | bright eyes"),
-    Trait.of("glasses", (0.03, 0.055), "no glasses | no spectacles", "", "glasses | spectacles"),
-    Trait.of("lids", (0.036, 0.048, 0.06), "smooth lower lids", "", "marked lower lids | lines below the eyes",
-             "bags under the eyes | heavy lower lids"),
-    Trait.of("lip", (0.76, 0.92), "a moustache | hair on the upper lip | a dark upper lip", "",
-             "a bare upper lip | a clean upper lip"),
-    Trait.of("chin", (0.82, 1.0), "a beard | a dark chin | a bearded chin", "", "a bare chin | a light chin"),
-    Trait.of("mouth", (0.68, 0.85), "a dark mouth | a mouth in shadow", "",
-             "a bright smile | teeth that show | a toothy smile"),
-    Trait.of("lips", (1.04, 1.14), "pale lips | colourless lips", "", "red lips | rosy lips"),
-    Trait.of("cheeks", (0.025, 0.034, 0.045), "smooth cheeks | even cheeks", "", "lined cheeks",
-             "rough cheeks | deeply lined cheeks"),
-    Trait.of("brow_lines", (0.02, 0.035, 0.055), "a smooth brow | an unlined brow", "",
-             "some lines on the brow | a lined brow", "deep lines on the brow | strands across the brow"),
-    Trait.of("skin", (130.0, 150.0, 163.0), "dark skin | deep-toned skin", "", "light skin | fair skin",
-             "very light skin | pale skin"),
-    Trait.of("warmth", (1.55, 1.85), "cool-toned skin | pinkish skin", "", "tanned skin | warm-toned skin"),
+    Trait("crown", (30, 82, 0, 6), (0.37, 0.55, 0.75, 1.0), (
+        "black hair | jet-black hair | very dark hair", "dark hair | dark brown hair",
+        "brown hair | hair of a middle shade", "fair hair | light hair",
+        "a bare crown | a bald or very fair crown | hair as light as the skin")),
+    Trait("forehead", (38, 74, 14, 28), (0.85, 1.05, 1.2), (
+        "a fringe | hair over the forehead | a covered forehead", "", "a clear forehead | an open forehead",
+        "a high forehead | a tall bright forehead")),
+    Trait("sides", (4, 16, 8, 30), (0.45, 0.6, 0.8), (
+        "dark hair at the temples | thick dark sides", "", "lighter temples | short hair at the sides",
+        "bare temples | grey or bare sides")),
+    Trait("hair_tone", (30, 82, 0, 6), (1.3, 1.75, 2.3), (
+        "hair of a cool grey tone | greyish hair", "", "hair of a warm tone | brownish hair",
+        "hair of a reddish tone | golden or reddish hair")),
+    Trait("brows", (24, 48, 38, 46), (0.75, 0.84, 0.96), (
+        "heavy dark brows | thick black eyebrows", "dark brows | dark eyebrows", "", "fair brows | faint eyebrows")),
+    Trait("eyes", (26, 48, 46, 58), (0.6, 0.68, 0.78), (
+        "deep dark eyes | deep-set eyes", "dark eyes | shaded eyes", "", "light eyes | bright eyes")),
+    Trait("glasses", (50, 62, 44, 62), (0.03, 0.055), ("no glasses | no spectacles", "", "glasses | spectacles")),
+    Trait("lids", (22, 44, 56, 70), (0.036, 0.048, 0.06), (
+        "smooth lower lids", "", "marked lower lids | lines below the eyes", "bags under the eyes | heavy lower lids")),
+    Trait("lip", (44, 68, 77, 84), (0.76, 0.92), (
+        "a moustache | hair on the upper lip | a dark upper lip", "", "a bare upper lip | a clean upper lip")),
+    Trait("chin", (44, 68, 100, 110), (0.82, 1.0), (
+        "a beard | a dark chin | a bearded chin", "", "a bare chin | a light chin")),
+    Trait("mouth", (42, 72, 86, 96), (0.68, 0.85), (
+        "a dark mouth | a mouth in shadow", "", "a bright smile | teeth that show | a toothy smile")),
+    Trait("lips", LIPS, (1.04, 1.14), ("pale lips | colourless lips", "", "red lips | rosy lips")),
+    Trait("cheeks", CHEEK, (0.025, 0.034, 0.045), (
+        "smooth cheeks | even cheeks", "", "lined cheeks", "rough cheeks | deeply lined cheeks")),
+    Trait("brow_lines", (38, 74, 14, 30), (0.02, 0.035, 0.055), (
+        "a smooth brow | an unlined brow", "", "some lines on the brow | a lined brow",
+        "deep lines on the brow | strands across the brow")),
+    Trait("skin", CHEEK, (130.0, 150.0, 163.0), (
+        "dark skin | deep-toned skin", "", "light skin | fair skin", "very light skin | pale skin")),
+    Trait("warmth", CHEEK, (1.55, 1.85), (
+        "cool-toned skin | pinkish skin", "", "tanned skin | warm-toned skin")),
 )  # fmt: skip
 """Traits that captions are made of: of 27 that were tried those of which an eighth or more of the variance over the
-photographs of 298 people of LFW lies between people (crown 0.61, chin 0.36, skin 0.24, warmth 0.14); the cuts are near
-the quantiles of people there."""
+photographs of 298 people of LFW lies between people; the cuts are near the quantiles of people there."""
+LINES = ("glasses", "lids", "cheeks", "brow_lines")
+"""Traits that are told by how grey changes from row to row; others by how bright they are beside the skin."""
 
 
 def measured(pixels: np.ndarray) -> np.ndarray:
@@ -343,26 +308,10 @@ def measured(pixels: np.ndarray) -> np.ndarray:
         mirrored = mean(values, 112 - right, 112 - left, upper, lower)
         return (mean(values, left, right, upper, lower) + mirrored) / 2
 
-    skin, cheek = both(grey, *CHEEK), both(whole, *CHEEK)
-    hair, lips = mean(whole, 30, 82, 0, 6), mean(whole, 42, 72, 86, 98)
-    found = {
-        "crown": mean(grey, 30, 82, 0, 6) / skin,
-        "forehead": mean(grey, 38, 74, 14, 28) / skin,
-        "sides": both(grey, 4, 16, 8, 30) / skin,
-        "hair_tone": hair[0] / hair[2],
-        "brows": both(grey, 24, 48, 38, 46) / skin,
-        "eyes": both(grey, 26, 48, 46, 58) / skin,
-        "glasses": mean(across, 50, 62, 44, 62) / skin,
-        "lids": both(across, 22, 44, 56, 70) / skin,
-        "lip": mean(grey, 44, 68, 77, 84) / skin,
-        "chin": mean(grey, 44, 68, 100, 110) / skin,
-        "mouth": mean(grey, 42, 72, 86, 96) / skin,
-        "lips": lips[0] / lips[1] * cheek[1] / cheek[0],
-        "cheeks": both(across, *CHEEK) / skin,
-        "brow_lines": mean(across, 38, 74, 14, 30) / skin,
-        "skin": skin,
-        "warmth": cheek[0] / cheek[2],
-    }
+    skin, cheek, hair, lips = both(grey, *CHEEK), both(whole, *CHEEK), mean(whole, *TRAITS[0].box), mean(whole, *LIPS)
+    found = {t.name: both(across if t.name in LINES else grey, *t.box) / skin for t in TRAITS}
+    found |= {"hair_tone": hair[0] / hair[2], "mouth": mean(grey, 42, 72, 86, 96) / skin, "skin": skin}
+    found |= {"lips": lips[0] / lips[1] * cheek[1] / cheek[0], "warmth": cheek[0] / cheek[2]}
     return np.array([found[trait.name] for trait in TRAITS])
 
 
@@ -377,15 +326,13 @@ def caption(numbers: np.ndarray, rng: np.random.Generator) -> str:
     """
     said = []
     for i in rng.permutation(len(TRAITS)).tolist():
-        trait = TRAITS[i]
-        if ways := trait.words[int(np.searchsorted(trait.cuts, numbers[i], side="right"))]:
+        if words := TRAITS[i].words[int(np.searchsorted(TRAITS[i].cuts, numbers[i], side="right"))]:
+            ways = words.split(" | ")
             said.append(ways[int(rng.integers(len(ways)))])
     said = said[: int(rng.integers(6, 11))]
     if not said:
         return "A person of whom nothing stands out."
     opening, more = (some[int(rng.integers(len(some)))] for some in (_OPENINGS, _MORE))
     half = (len(said) + 1) // 2
-    sentences = [f"{opening} {listed(said[:half])}."]
-    if said[half:]:
-        sentences.append(f"{more} {listed(said[half:])}.")
-    return " ".join(sentences)
+    rest = f" {more} {listed(said[half:])}." if said[half:] else ""
+    return f"{opening} {listed(said[:half])}.{rest}"

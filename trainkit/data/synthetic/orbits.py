@@ -109,9 +109,10 @@ class Scan:
         self.slope = float(np.float32(0.4 * math.exp(min(3.6, max(-2.2, rng.normal(0, 0.95))))))
         self.noise, self.shading = rng.uniform((0.02, 0.08), (0.06, 0.3)).tolist()
         things = []
-        for tissue, (u, y, z), (a, b, c) in _HEAD:
+        for tissue, (u, front, up), (a, b, c) in _HEAD:
             for side in (1, -1)[: 1 + (u > 0)]:
-                things.append(Spindle("", tissue, np.array([(u * side, y - b, z), (u * side, y + b, z)]), 0, (a, c)))
+                ends = np.array([(u * side, front - b, up), (u * side, front + b, up)])
+                things.append(Spindle("", tissue, ends, 0, (a, c)))
         severity, apart, size = float(rng.beta(1.1, 2.0)), float(rng.normal(31, 1.2)), float(rng.normal(1, 0.03))
         things += _orbit(rng, 1, severity, apart, size) + _orbit(rng, -1, severity, apart, size)
         roll, pitch, yaw = (0.07 * np.clip(rng.standard_normal(3), -2, 2)).tolist()  # the pose, by small angles

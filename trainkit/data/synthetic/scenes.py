@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -40,7 +39,12 @@ HEIGHT, WIDTH, FINE = 96, 128, 3
 _NEAR, _FAR = 0.8, 150.0
 _AHEAD = [_NEAR * (_FAR / _NEAR) ** (i / 24) for i in range(25)]
 _ROUGH = np.array([0.01, 0.06, 0.06, 0.06, 0.18, 0.08, 0.02, 0.02, 0.03], dtype=np.float32)  # texture of each class
-_FIGURES = {  # shape, middle and half width, bottom and top in heights of the thing, its colours, label
+Colours = tuple[tuple[int, int, int], ...]
+Plan = tuple[int, float, Callable[..., None], tuple[float | str, ...]]
+"""Layer, place along the street, what to draw and with which words."""
+Point = tuple[float, float, float]
+# Shape, middle and half width, bottom and top in heights of the thing, its colours, label.
+_FIGURES: dict[str, list[tuple[str, float, float, float, float, Colours, int]]] = {
     "tree": [("rect", 0, 0.03, 0, 0.6, ((84, 70, 58), (110, 100, 90)), PLANTS)] + [
         ("oval", x, r, z - r, z + r, ((70, 100, 40), (92, 116, 52), (124, 120, 50), (150, 104, 48)), PLANTS)
         for x, r, z in ((-0.2, 0.14, 0.5), (0.2, 0.15, 0.55), (0, 0.17, 0.5), (-0.15, 0.16, 0.72), (0.17, 0.14, 0.75),
@@ -54,9 +58,6 @@ _FIGURES = {  # shape, middle and half width, bottom and top in heights of the t
         ("oval", 0, 0.065, 0.84, 1, ((205, 160, 132), (96, 66, 52)), PERSON)],
     "bin": [("rect", 0, 0.4, 0, 1, ((60, 90, 60), (80, 80, 84), (130, 90, 60)), IGNORED)],
 }  # fmt: skip
-Point = tuple[float, float, float]
-Plan = tuple[int, float, Callable[..., None], tuple[Any, ...]]
-"""Layer, place along the street, what to draw and with which words."""
 
 
 def folder() -> Path:
@@ -164,7 +165,7 @@ class Street:
 
     def figure(self, s: float, u: float, high: float, name: str) -> None:
         """Draw something flat that faces the camera; colours and widths differ, thin things are a pixel wide."""
-        tones: dict[tuple[tuple[int, int, int], ...], np.ndarray] = {}
+        tones: dict[Colours, np.ndarray] = {}
         for shape, x, half, low, top, colours, label in _FIGURES[name]:
             colour = tones.setdefault(colours, self.pick(*colours)) * self.one(0.85, 1.15)
             wide = max(half * high * self.one(0.8, 1.2), 0.6 * s / self.focal)
@@ -176,7 +177,7 @@ class Street:
 
     def draw(self) -> None:
         """Draw the sky, the ground, and what stands on it, far things first."""
-        plans = []
+        plans: list[Plan] = []
         self.ground()
         for side in (-1, 1):
             plans += self.beside(side) + self.kerb(side)
@@ -189,8 +190,9 @@ class Street:
             thing(s, *words)
         if self.rng.uniform() < 0.4:  # the bonnet of the own car
             high = self.one(6, 30)
-            for pen, fill in zip(self.pens, (drawing.tint(self.pick((60, 70, 90))), IGNORED), strict=True):
-                pen.ellipse((-60, HEIGHT * FINE - high, WIDTH * FINE + 60, HEIGHT * FINE + high), fill=fill)
+            box = (-60, HEIGHT * FINE - high, WIDTH * FINE + 60, HEIGHT * FINE + high)
+            self.pens[0].ellipse(box, fill=drawing.tint(self.pick((60, 70, 90))))
+            self.pens[1].ellipse(box, fill=IGNORED)
 
     def ground(self) -> None:
         """Draw the sky, what closes the street far away, grass, pavements and the road."""
@@ -211,7 +213,8 @@ class Street:
 
     def beside(self, side: int) -> list[Plan]:
         """Plan houses or a park, and fences, behind the pavement at the left (-1) or the right (1)."""
-        one, plans, park = self.one, [], self.rng.uniform() < 0.3
+        one, park = self.one, self.rng.uniform() < 0.3
+        plans: list[Plan] = []
         back, s, setback = self.half + self.walk[side > 0], one(-6, 3), max(0.0, one(-4, 5))
         while s < 110:
             end = s + one(6, 18)
@@ -227,7 +230,8 @@ class Street:
 
     def kerb(self, side: int) -> list[Plan]:
         """Plan trees, poles, people, bins and parked cars along a pavement."""
-        one, rng, plans, kerb = self.one, self.rng, [], self.half + 0.4
+        one, rng, kerb = self.one, self.rng, self.half + 0.4
+        plans: list[Plan] = []
         for s in np.arange(one(3, 9), 60, one(7, 14)).tolist():
             name = ("lamp", "sign", "tree")[int(rng.integers(3))]
             plans.append((2, s, self.figure, (side * kerb, one(2, 3.5) * (1 if name == "sign" else 2), name)))
@@ -302,8 +306,7 @@ def _photograph(rng: np.random.Generator, street: Street) -> np.ndarray:
 
 def _annotate(rng: np.random.Generator, labels: Image.Image) -> np.ndarray:
     """Return the labels with borders that wander by about half a pixel, and what nobody labels; uint8 (96, 128)."""
-    y, x = (np.arange(n) for n in (HEIGHT, WIDTH))
-    y, x = y[:, None] + 0.5 + 0.8 * _smooth(rng, 8), x + 0.5 + 0.8 * _smooth(rng, 8)
+    y, x = (v + 0.5 + 0.8 * _smooth(rng, 8) for v in np.ogrid[:HEIGHT, :WIDTH])
     rows, columns = (np.clip(np.floor(v * FINE).astype(int), 0, n * FINE - 1) for v, n in ((y, HEIGHT), (x, WIDTH)))
     mask = np.asarray(labels)[rows, columns]
     if rng.uniform() < 0.2:  # what the lens left over
