@@ -99,7 +99,8 @@ def patches(tree: ast.Module) -> Iterator[str]:
 
 def test_nothing_of_the_libraries_is_patched():
     found = {text for file in FILES for text in patches(ast.parse(file.read_text()))}
-    assert found == {"torch.backends.cudnn.benchmark"}, "a setting that torch documents, and nothing else"
+    settings = {"cuda.matmul.allow_tf32", "cudnn.allow_tf32", "cudnn.benchmark"}
+    assert found == {f"torch.backends.{name}" for name in settings}, "settings that torch documents, and nothing else"
     code = "import torch\nfrom mlflow import server\nserver.app = 1\nsetattr(torch.nn, 'Linear', 2)"
     assert list(patches(ast.parse(code))) == ["server.app", "torch.nn.any"]
 
