@@ -42,6 +42,7 @@ _ROUGH = np.array([0.01, 0.06, 0.06, 0.06, 0.18, 0.08, 0.02, 0.02, 0.03], dtype=
 Colours = tuple[tuple[int, int, int], ...]
 Plan = tuple[int, float, Callable[..., None], tuple[float | str, ...]]
 """Layer, place along the street, what to draw and with which words."""
+Place = tuple[float, float]
 Point = tuple[float, float, float]
 # Shape, middle and half width, bottom and top in heights of the thing, its colours, label.
 _FIGURES: dict[str, list[tuple[str, float, float, float, float, Colours, int]]] = {
@@ -106,24 +107,21 @@ class Street:
         self.rng = rng
         size = (WIDTH * FINE, HEIGHT * FINE)
         self.image, self.labels = Image.new("RGB", size), Image.new("L", size)
-        self.pens = [ImageDraw.Draw(one) for one in (self.image, self.labels)]
-        one = self.one
-        self.half, self.walk, self.bend = one(2.6, 6), (one(1.2, 4), one(1.2, 4)), one(-1, 1) * abs(one(-1, 1)) / 60
-        self.focal, self.eye = one(75, 130), (one(-0.6, 0.6) * self.half, one(1.2, 2.4))
-        self.middle = (WIDTH / 2 + one(-28, 28), HEIGHT / 2 + one(-12, 12))
-        self.clear = one(25, 70) if rng.uniform() < 0.2 else one(150, 700)  # metres after which half is haze
+        self.pens = [ImageDraw.Draw(image) for image in (self.image, self.labels)]
+        between = rng.uniform
+        self.half, self.walk = between(2.6, 6), (between(1.2, 4), between(1.2, 4))
+        self.bend = between(-1, 1) * abs(between(-1, 1)) / 60
+        self.focal, self.eye = between(75, 130), (between(-0.6, 0.6) * self.half, between(1.2, 2.4))
+        self.middle = (WIDTH / 2 + between(-28, 28), HEIGHT / 2 + between(-12, 12))
+        self.clear = between(25, 70) if rng.uniform() < 0.2 else between(150, 700)  # metres after which half is haze
         sunny = rng.uniform() < 0.5
-        self.high = self.pick((105, 150, 215)) if sunny else np.full(3, one(130, 215))
-        self.haze = mix(self.high, (225, 225, 225), one(0.4, 1))
-        self.light = (one(0.55, 1.1), one(0.55, 1.1)) if sunny else (one(0.7, 1),) * 2
-
-    def one(self, low: float, high: float) -> float:
-        """Draw a number."""
-        return float(self.rng.uniform(low, high))
+        self.high = self.pick((105, 150, 215)) if sunny else np.full(3, between(130, 215))
+        self.haze = mix(self.high, (225, 225, 225), between(0.4, 1))
+        self.light = (between(0.55, 1.1), between(0.55, 1.1)) if sunny else (between(0.7, 1),) * 2
 
     def pick(self, *colours: tuple[int, int, int]) -> np.ndarray:
         """Draw one of the colours, lighter or darker."""
-        return np.array(colours[int(self.rng.integers(len(colours)))]) * self.one(0.75, 1.2)
+        return np.array(colours[int(self.rng.integers(len(colours)))]) * self.rng.uniform(0.75, 1.2)
 
     def pixel(self, u: float, s: float, z: float) -> tuple[float, float]:
         """Project a point; what is behind the camera is moved to where the image begins."""
@@ -147,28 +145,16 @@ class Street:
         for near, far in pairwise(_AHEAD):
             self.lay([(left, near, 0), (right, near, 0), (right, far, 0), (left, far, 0)], colour, label)
 
-    def wall(
-        self, u: float, s: float, end: float, z: tuple[float, float], colour: np.ndarray, label: int | None
-    ) -> None:
-        """Draw an upright rectangle along the street; `z`: its lower and upper edge."""
-        self.lay([(u, s, z[0]), (u, end, z[0]), (u, end, z[1]), (u, s, z[1])], colour, label)
-
-    def front(
-        self, u: float, s: float, wide: float, z: tuple[float, float], colour: np.ndarray | None, label: int | None
-    ) -> None:
-        """Draw an upright rectangle that faces the camera, `wide` to either side."""
-        self.lay(
-            [(x, s, y) for x, y in ((u - wide, z[0]), (u + wide, z[0]), (u + wide, z[1]), (u - wide, z[1]))],
-            colour,
-            label,
-        )
+    def upright(self, here: Place, there: Place, z: tuple[float, float], colour: np.ndarray, label: int | None) -> None:
+        """Draw an upright rectangle between two places (u, s); `z`: its lower and upper edge."""
+        self.lay([(*here, z[0]), (*there, z[0]), (*there, z[1]), (*here, z[1])], colour, label)
 
     def figure(self, s: float, u: float, high: float, name: str) -> None:
         """Draw something flat that faces the camera; colours and widths differ, thin things are a pixel wide."""
         tones: dict[Colours, np.ndarray] = {}
         for shape, x, half, low, top, colours, label in _FIGURES[name]:
-            colour = tones.setdefault(colours, self.pick(*colours)) * self.one(0.85, 1.15)
-            wide = max(half * high * self.one(0.8, 1.2), 0.6 * s / self.focal)
+            colour = tones.setdefault(colours, self.pick(*colours)) * self.rng.uniform(0.85, 1.15)
+            wide = max(half * high * self.rng.uniform(0.8, 1.2), 0.6 * s / self.focal)
             outline = oval(u + x * high, (low + top) / 2 * high, wide, (top - low) / 2 * high, n=12).tolist()
             if shape == "rect":
                 left, right = u + x * high - wide, u + x * high + wide
@@ -182,106 +168,112 @@ class Street:
         for side in (-1, 1):
             plans += self.beside(side) + self.kerb(side)
         for _ in range(self.rng.integers(4)):
-            plans.append((2, self.one(7, 50), self.car, (self.one(-0.5, 0.5) * self.half,)))
+            plans.append((2, self.rng.uniform(7, 50), self.car, (self.rng.uniform(-0.5, 0.5) * self.half,)))
         for _ in range(self.rng.integers(4)):
-            where = self.one(-0.9, 0.9) * self.half
-            plans.append((2, self.one(4, 16), self.figure, (where, self.one(1.5, 1.9), "person")))
+            where = self.rng.uniform(-0.9, 0.9) * self.half
+            plans.append((2, self.rng.uniform(4, 16), self.figure, (where, self.rng.uniform(1.5, 1.9), "person")))
         for _, s, thing, words in sorted(plans, key=lambda plan: (plan[0], -plan[1])):
             thing(s, *words)
         if self.rng.uniform() < 0.4:  # the bonnet of the own car
-            high = self.one(6, 30)
+            high = self.rng.uniform(6, 30)
             box = (-60, HEIGHT * FINE - high, WIDTH * FINE + 60, HEIGHT * FINE + high)
             self.pens[0].ellipse(box, fill=drawing.tint(self.pick((60, 70, 90))))
             self.pens[1].ellipse(box, fill=IGNORED)
 
     def ground(self) -> None:
         """Draw the sky, what closes the street far away, grass, pavements and the road."""
-        one, rng = self.one, self.rng
+        between, rng = self.rng.uniform, self.rng
         for row in range(0, HEIGHT * FINE, 6):
             colour = mix(self.high, self.haze, min(1.0, max(0.0, row / FINE / self.middle[1])))
             self.pens[0].rectangle((0, row, WIDTH * FINE, row + 6), fill=drawing.tint(colour))
         self.strip(-300, 300, self.pick((92, 120, 50), (120, 124, 66)), PLANTS)
         kind = BUILDING if rng.uniform() < 0.5 else PLANTS
         for u in range(-200, 200, 16):
-            self.front(u - self.bend * _FAR**2, _FAR, one(5, 11), (-1, one(3, 16)), self.pick((110, 112, 100)), kind)
-        asphalt = np.full(3, one(62, 140)) + rng.uniform(-8, 8, 3)
-        slabs = asphalt * one(0.85, 1.15) if rng.uniform() < 0.35 else self.pick((160, 156, 150), (150, 120, 105))
+            middle, wide, high = u - self.bend * _FAR**2, between(5, 11), between(3, 16)
+            colour = self.pick((110, 112, 100))
+            self.upright((middle - wide, _FAR), (middle + wide, _FAR), (-1, high), colour, kind)
+        asphalt = np.full(3, between(62, 140)) + rng.uniform(-8, 8, 3)
+        slabs = asphalt * between(0.85, 1.15) if rng.uniform() < 0.35 else self.pick((160, 156, 150), (150, 120, 105))
         self.strip(-self.half - self.walk[0], self.half + self.walk[1], slabs, PAVEMENT)
         self.strip(-self.half, self.half, asphalt, ROAD)
-        for s in np.arange(1, 60, one(3, 9)).tolist() if rng.uniform() < 0.7 else ():
+        for s in np.arange(1, 60, between(3, 9)).tolist() if rng.uniform() < 0.7 else ():
             self.lay([(-0.08, s, 0), (0.08, s, 0), (0.08, s + 2, 0), (-0.08, s + 2, 0)], np.full(3, 220), None)
 
     def beside(self, side: int) -> list[Plan]:
         """Plan houses or a park, and fences, behind the pavement at the left (-1) or the right (1)."""
-        one, park = self.one, self.rng.uniform() < 0.3
+        between, park = self.rng.uniform, self.rng.uniform() < 0.3
         plans: list[Plan] = []
-        back, s, setback = self.half + self.walk[side > 0], one(-6, 3), max(0.0, one(-4, 5))
+        back, s, setback = self.half + self.walk[side > 0], between(-6, 3), max(0.0, between(-4, 5))
         while s < 110:
-            end = s + one(6, 18)
+            end = s + between(6, 18)
             if park:
-                trees = [(side * one(back + 1, back + 9), one(6, 14), "tree") for _ in range(2)]
-                plans += [(0, one(s, end), self.figure, words) for words in trees]
+                trees = [(side * between(back + 1, back + 9), between(6, 14), "tree") for _ in range(2)]
+                plans += [(0, between(s, end), self.figure, words) for words in trees]
             else:
-                plans.append((0, s, self.house, (side, side * (back + setback), end, one(4, 14))))
+                plans.append((0, s, self.house, (side, side * (back + setback), end, between(4, 14))))
             if park or setback > 1:
-                plans.append((1, s, self.fence, (side * back, end, one(0.7, 1.8))))
-            s = end + one(0, 5) * (self.rng.uniform() < 0.4)
+                plans.append((1, s, self.fence, (side * back, end, between(0.7, 1.8))))
+            s = end + between(0, 5) * (self.rng.uniform() < 0.4)
         return plans
 
     def kerb(self, side: int) -> list[Plan]:
         """Plan trees, poles, people, bins and parked cars along a pavement."""
-        one, rng, kerb = self.one, self.rng, self.half + 0.4
+        between, rng, kerb = self.rng.uniform, self.rng, self.half + 0.4
         plans: list[Plan] = []
-        for s in np.arange(one(3, 9), 60, one(7, 14)).tolist():
+        for s in np.arange(between(3, 9), 60, between(7, 14)).tolist():
             name = ("lamp", "sign", "tree")[int(rng.integers(3))]
-            plans.append((2, s, self.figure, (side * kerb, one(2, 3.5) * (1 if name == "sign" else 2), name)))
+            plans.append((2, s, self.figure, (side * kerb, between(2, 3.5) * (1 if name == "sign" else 2), name)))
         for name, most, (low, top) in (("person", 7, (1.1, 1.9)), ("bin", 3, (0.6, 1.2))):
             for _ in range(rng.integers(most)):
-                where = side * one(kerb, self.half + self.walk[side > 0])
-                plans.append((2, one(2, 20), self.figure, (where, one(low, top), name)))
+                where = side * between(kerb, self.half + self.walk[side > 0])
+                plans.append((2, between(2, 20), self.figure, (where, between(low, top), name)))
         if rng.uniform() < 0.6:
-            plans += [(2, s + one(2, 5), self.car, (side * (self.half - 1),)) for s in range(2, 50, 9)]
+            plans += [(2, s + between(2, 5), self.car, (side * (self.half - 1),)) for s in range(2, 50, 9)]
         return plans
 
     def house(self, s: float, side: int, u: float, end: float, high: float) -> None:
         """Draw a house with windows, now and then of glass that mirrors the sky."""
         glass = self.rng.uniform() < 0.15
-        wall = self.high * self.one(0.7, 1) if glass else self.pick((176, 106, 84), (196, 186, 166), (120, 112, 108))
+        wall = (
+            self.high * self.rng.uniform(0.7, 1)
+            if glass
+            else self.pick((176, 106, 84), (196, 186, 166), (120, 112, 108))
+        )
         pane = self.haze * 0.8 if self.rng.uniform() < 0.2 else self.pick((60, 66, 76), (90, 104, 120))
-        self.front(u + 6 * side, s, 6, (0, high), wall * 0.8, BUILDING)
-        self.wall(u, s, end, (0, high), wall * self.light[side > 0], BUILDING)
+        self.upright((u, s), (u + 12 * side, s), (0, high), wall * 0.8, BUILDING)
+        self.upright((u, s), (u, end), (0, high), wall * self.light[side > 0], BUILDING)
         for z in np.arange(1, high - 1.2, 3).tolist():
             for at in np.arange(s + 0.8, end - 1.2, 2.5).tolist():
-                self.wall(u, at, at + 1.3, (z, z + 1.6), pane, None)
+                self.upright((u, at), (u, at + 1.3), (z, z + 1.6), pane, None)
 
     def fence(self, s: float, u: float, end: float, high: float) -> None:
         """Draw a hedge, or a wall or a fence of boards."""
         if self.rng.uniform() < 0.35:
-            self.wall(u, s, end, (0, high), self.pick((62, 84, 40), (80, 96, 50)), PLANTS)
+            self.upright((u, s), (u, end), (0, high), self.pick((62, 84, 40), (80, 96, 50)), PLANTS)
             return
         colour = self.pick((140, 104, 70), (166, 104, 84), (190, 186, 180))
-        self.wall(u, s, end, (0, high), colour, FENCE)
-        for at in np.arange(s, end, self.one(0.5, 2)).tolist():
-            self.wall(u, at, at + 0.12, (0, high), colour * 0.7, None)
+        self.upright((u, s), (u, end), (0, high), colour, FENCE)
+        for at in np.arange(s, end, self.rng.uniform(0.5, 2)).tolist():
+            self.upright((u, at), (u, at + 0.12), (0, high), colour * 0.7, None)
 
     def car(self, s: float, u: float) -> None:
         """Draw a car or a van: side, back, windows, lights and wheels."""
-        long, wide, high = self.one(3.6, 5), self.one(0.8, 0.95), self.one(1.35, 2.2)
+        long, wide, high = self.rng.uniform(3.6, 5), self.rng.uniform(0.8, 0.95), self.rng.uniform(1.35, 2.2)
         paint = self.pick((176, 178, 180), (60, 62, 66), (150, 36, 36), (36, 60, 120), (214, 214, 210))
         side, glass, dark = u - math.copysign(wide, u - self.eye[0]), self.pick((50, 58, 66)), np.full(3, 26)
         self.lay([(u - wide, s, 0), (u + wide, s, 0), (u + wide, s + long, 0), (u - wide, s + long, 0)], dark, CAR)
         body, waist = (0.25, high * 0.58), high * 0.58
-        self.wall(side, s, s + long, body, paint * 0.85, CAR)
-        self.wall(side, s + 0.1, s + long * 0.75, (waist, high), paint * 0.8, CAR)
-        self.wall(side, s + 0.5, s + long * 0.7, (waist, high - 0.1), glass, None)
+        self.upright((side, s), (side, s + long), body, paint * 0.85, CAR)
+        self.upright((side, s + 0.1), (side, s + long * 0.75), (waist, high), paint * 0.8, CAR)
+        self.upright((side, s + 0.5), (side, s + long * 0.7), (waist, high - 0.1), glass, None)
         for at in (0.7, long - 1.3):
-            self.wall(side, s + at, s + at + 0.6, (0, 0.55), dark, CAR)
-        self.front(u, s, wide, body, paint, CAR)
-        self.front(u, s + 0.1, wide * 0.85, (waist, high), paint, CAR)
-        self.front(u, s + 0.1, wide * 0.75, (waist + 0.05, high - 0.1), glass, None)
-        for x in (-0.75, 0.75):
-            self.front(u + x * wide, s, 0.15, (waist - 0.25, waist - 0.1), np.array((200, 40, 36)), None)
-            self.front(u + x * wide, s, 0.12, (0, 0.3), dark, CAR)
+            self.upright((side, s + at), (side, s + at + 0.6), (0, 0.55), dark, CAR)
+        self.upright((u - wide, s), (u + wide, s), body, paint, CAR)
+        self.upright((u - wide * 0.85, s + 0.1), (u + wide * 0.85, s + 0.1), (waist, high), paint, CAR)
+        self.upright((u - wide * 0.75, s + 0.1), (u + wide * 0.75, s + 0.1), (waist + 0.05, high - 0.1), glass, None)
+        for x in (u - 0.75 * wide, u + 0.75 * wide):
+            self.upright((x - 0.15, s), (x + 0.15, s), (waist - 0.25, waist - 0.1), np.array((200, 40, 36)), None)
+            self.upright((x - 0.12, s), (x + 0.12, s), (0, 0.3), dark, CAR)
 
 
 def _smooth(rng: np.random.Generator, step: float) -> np.ndarray:
