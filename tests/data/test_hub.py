@@ -1,4 +1,4 @@
-"""Sets of the hub, of which one on this machine is asked: downloaded, streamed, and each mistake in one message."""
+"""Sets of the hub, of which one on this machine is asked: downloaded, and each mistake in one message."""
 
 from __future__ import annotations
 
@@ -42,31 +42,29 @@ def _digest(out: Path) -> str:
     return json.loads((out / "manifest.json").read_text())["digest"]
 
 
-def test_sets_of_the_hub_are_streamed_and_downloaded_alike_and_mistakes_are_told(tmp_path):
+def test_sets_of_the_hub_are_downloaded_and_mistakes_are_told(tmp_path):
     _sets(tmp_path / "hub")
     named = ["--columns", "image=img,label=fine"]
     wanted = {
-        "stream": ["hf://o/plain#train", *named, "--stream"],
         "kept": ["hf://o/plain#train", *named],
         "revision": ["hf://o/plain/words@refs/convert/parquet#test", *named],
-        "folder stream": ["hf://o/folder", "--stream"],
-        "folder kept": ["hf://o/folder"],
-        "shards stream": ["hf://o/shards", "--stream"],
-        "shards kept": ["hf://o/shards"],
+        "folder": ["hf://o/folder"],
+        "shards": ["hf://o/shards"],
         "config": ["hf://o/card/b", *named],
     }
     refused = {
-        "no config": (["hf://o/card"], "several configurations: there is a, b; expected one; as in hf://o/card/a"),
-        "other config": (["hf://o/card/c"], "no configuration 'c': there is a, b"),
-        "code": (["hf://o/code"], "needs its own code to be read (code.py); expected data files; no code is"),
-        "code, streamed": (["hf://o/code", "--stream"], "refs/convert/parquet"),
-        "split": (["hf://o/plain#val", "--stream"], "hf://o/plain#val: no such split; available: test, train"),
-        "none": (["hf://o/none"], "is not on the hub, or requires a login"),
-        "kind": (["hf://o/text", "--stream"], "files of the kind text; expected one of csv, imagefolder"),
-        "column": (["hf://o/plain", "--columns", "label=fin,image=img"],
-                   "no column 'fin'; expected one of its columns: img, fine; did you mean 'fine'?"),
-        "astray": (["hf://o/astray", "--stream"], "Data files don't belong to o/astray"),
-    }  # fmt: skip
+        "no config": (["hf://o/card"], "pick one among the available configs: ['a', 'b']"),
+        "other config": (["hf://o/card/c"], "hf://o/card/c: cannot be read"),
+        "code": (["hf://o/code"], "read without code of its own"),
+        "split": (["hf://o/plain#val", *named], "no such split; available: test, train"),
+        "none": (["hf://o/none"], "hf://o/none: cannot be read (DatasetNotFoundError"),
+        "kind": (["hf://o/text"], "files of the kind text; expected one of csv, imagefolder"),
+        "column": (
+            ["hf://o/plain", "--columns", "label=fin,image=img"],
+            "no column 'fin'; expected one of its columns",
+        ),
+        "astray": (["hf://o/astray"], "Data files don't belong to o/astray"),
+    }
     commands = [
         ["data", "import", words[0], tmp_path / name, "--size", "8x8", *words[1:]] for name, words in wanted.items()
     ]
@@ -80,12 +78,10 @@ def test_sets_of_the_hub_are_streamed_and_downloaded_alike_and_mistakes_are_told
     for (name, (_, text)), (code, said) in zip(refused.items(), found[len(wanted) :], strict=True):
         assert code == 2 and text in said and "Traceback" not in said and said.count("\n") <= 3, (name, said)
     assert not (tmp_path / "no").exists()
-    for kind in ("folder", "shards"):
-        assert _digest(tmp_path / f"{kind} stream") == _digest(tmp_path / f"{kind} kept")
-    assert _digest(tmp_path / "stream") == _digest(tmp_path / "kept") == _digest(tmp_path / "config")
-    # What is streamed leaves no copy: of `plain` only the one that was kept, of `shards` likewise.
-    kept = sorted((tmp_path / "home" / "hub" / "datasets--o--plain").rglob("*.parquet"))
-    assert {file.name for file in kept} == {"train-00000-of-00001.parquet", "test-00000-of-00001.parquet"}
+    assert _digest(tmp_path / "kept") == _digest(tmp_path / "config")
+    # Of a set with several configurations, only one is downloaded.
+    kept = (tmp_path / "home" / "hub" / "datasets--o--card").rglob("*.parquet")
+    assert {file.parent.name for file in kept} == {"b"}
 
 
 def test_a_name_is_divided_into_its_parts():

@@ -77,7 +77,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], dict[str, list[int]]]] = {
     "a column": (_rows, {"train": [0, 1], "val": [2]}),
     "parquet files": (_files, {"train": [0, 1], "validation": [2], "test": [3]}),
     "parquet files in data": (_files_of_the_hub, {"train": [0, 1], "validation": [2], "test": [3]}),
-    "shards": (_shards, {"train": [0, 1, 2, 3], "validation": [4, 5]}),
+    "shards": (_shards, {"train": [0, 1, 2, 3], "val": [4, 5]}),
     "metadata": (_metadata, {"train": [0, 1], "val": [2]}),
     "saved": (lambda root: saved(root, train=[0, 1, 2], validation=[3]), {"train": [0, 1, 2], "validation": [3]}),
 }

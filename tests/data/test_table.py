@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -88,12 +87,10 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
     assert done.exit_code == 0 and "4 images of 2 classes" in done.output
     for given, said in (
         (["--columns", "image=fil,label=fine"],
-         "no column 'fil'; expected one of its columns: file, coarse, fine, video; "
-         "did you mean 'file'?"),
-        (["--columns", "label=fine"], "columns file, coarse, video, label; expected images in one of"),
-        (["--columns", "image=file"], "columns coarse, fine, video, image; expected labels in one of"),
+         "no column 'fil'; expected one of its columns: file, coarse, fine, video"),
+        (["--columns", "label=fine"], "video (string); expected image in one of"),
+        (["--columns", "image=file"], "video (string); expected label in one of"),
         (["--columns", "picture=file"], "--columns picture=file: image, label, split, name or group"),
-        (["--stream"], "--stream is for data sets of the hub"),
     ):  # fmt: skip
         done = CliRunner().invoke(main.main, [*words[:3], str(tmp_path / "no"), *words[4:], *given])
         assert done.exit_code == 2 and said in done.output.replace("\n", " "), done.output
@@ -148,14 +145,14 @@ def test_masks_of_scenes_are_files_that_a_table_names(tmp_path):
     table = lines(tmp_path / "a.jsonl", *rows)
     source = open_scenes(str(table), columns={"image": "picture", "mask": "classes"})
     assert len(source) == 4 and source.ids() == paths and source.scenes[3].mask == tmp_path / "m3.png"
-    with pytest.raises(UserError, match=r"or set columns: \{mask: NAME\}"):
+    with pytest.raises(UserError, match=r"set columns: \{mask: NAME\}"):
         open_scenes(str(table))
 
 
 def test_images_are_named_by_their_name_alone_where_no_other_has_it(tmp_path):
     pictures(tmp_path / "set")
     table = lines(tmp_path / "set" / "a.csv", "image,label", "0,a", "1.png,b", "img/2.png,a", "none,b")
-    with pytest.raises(UserError, match="image holds"):
+    with pytest.raises(UserError, match=r"columns image \(int64\), label \(string\); expected image in one of"):
         sources.open_source(lines(tmp_path / "set" / "b.csv", "image,label", "0,a", "1,b"))
     named = sources.open_source(tmp_path / "set" / "b.csv", columns={"image": "image"})
     assert [record.data.name for record in named.records()] == ["0.png", "1.png"]
@@ -177,7 +174,6 @@ def test_images_are_named_by_their_name_alone_where_no_other_has_it(tmp_path):
         (["open", "shut, or nearly"], "label", None),
         (["Doe, John", "Doe, Jane"], "label", None),
         (["a|b", "b", "a"], "label", "a|b"),
-        ([" ".join(some) for size in (2, 3, 4) for some in itertools.combinations("abcde", size)], "label", "a b c d"),
     ],
 )  # fmt: skip
 def test_labels_that_are_several_in_one_are_refused(tmp_path, labels, column, said):
@@ -263,19 +259,16 @@ LISTS = r"label: lists; expected one class an image; .*\(multi-label\)"
         ("a.jsonl", '{"label": ' + "[" * 100_000, r"a\.jsonl, line 1: cannot be read \(RecursionError"),
         ("a.json", '[\n{"label": ' + "[" * 100_000, r"a\.json, line \d: cannot be read"),
         ("a.csv", "image,label\nimg/0.png,\nimg/1.png,1\n", r"a\.csv, line 2 \(img/0\.png\): label: None"),
-        ("a.csv", "image,label\n3,0\n", "image holds int64, which is not an image"),
+        ("a.csv", "image,label\n3,0\n", r"columns image \(int64\), label \(int64\); expected image in one of"),
         ("a.csv", "image,label,label\nimg/0.png,0,1\n", "the column label more than once; expected each column once"),
-        ("a.json", '{"image": 1}', "not an image"),
+        ("a.json", '{"image": 1}', r"columns image \(int64\); expected image"),
         ("a.json", '[{"image": "img/0.png", "label": ["a"]}, {"image": "img/1.png", "label": ["a", "b"]}]', LISTS),
         ("a.jsonl", "null", "a row that is not a mapping of columns"),
         ("a.parquet", {"image": [png(0), png(1)], "label": [["a"], ["a", "b"]]}, LISTS),
-        ("a.parquet", {"image": [1, 2], "label": [0, 1]}, "image holds int64, which is not an image; expected images"),
+        ("a.parquet", {"image": [1, 2], "label": [0, 1]}, r"columns image \(int64\), label \(int64\); expected image"),
         ("a.tar", [("a.png", png(0)), ("a.cls", b"cat")], r"a\.tar, a\.cls: b'cat'; expected a whole number"),
-        (
-            "a.tar",
-            [("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")],
-            "don't share the same prefix or the same types",
-        ),
+        ("a.tar", [("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")], "expected label in one of"),
+        ("a.tar", [("a.png", png(0)), ("a.cls", b"0"), ("b.png", png(1))], "row 1 .*cls: None"),
         ("a.tar", [("a.txt", b"words")], "no image|columns"),
         ("a.tar", [("a.mp4", b"0" * 100)], r"a\.tar: no rows"),
         ("a.tar", [], r"a\.tar: no rows"),

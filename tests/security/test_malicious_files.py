@@ -590,11 +590,9 @@ REASONS = {
         "models/emcad.py timm.create_model",
     },
     "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
-    "files of data, read by `table.open_table`": {
-        "data/hub.py huggingface_hub.snapshot_download", "data/formats/table_files.py fsspec.open",
-    },
+    "files of data, read by `table.open_table`": {"data/hub.py huggingface_hub.snapshot_download"},
     "a card, whose values are words; `datasets` lists the files that it names": {
-        "data/hub.py yaml.safe_load", "data/hub.py datasets.load_dataset_builder",
+        "data/hub.py datasets.load_dataset_builder",
     },
     "model.safetensors alone, read by `weights.read_tensors`": {
         "checkpoint/timm_weights.py huggingface_hub.hf_hub_download"

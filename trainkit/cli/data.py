@@ -66,7 +66,6 @@ def data() -> None:
     "--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: chosen by the slices]"
 )
 @columns_option("Tables: name of a column: image, label, split, name or group.")
-@click.option("--stream", is_flag=True, help="Hub data set (hf://): stream it, keep no copy.")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
               help="Damaged files: stop, or leave them out.")  # fmt: skip
 @click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: largest share to leave out, such as 1%.")
@@ -83,10 +82,8 @@ def import_(
     """
     most = _share(damaged, damaged_most)
     _refuse_flags(given, "volumes" if volumes else "images" if given["size"] is not None else "faces")
-    from trainkit.data import hub, import_images, kinds
+    from trainkit.data import import_images, kinds
 
-    if given["stream"] and not hub.is_hub(source):
-        raise click.UsageError("--stream is for data sets of the hub, hf://owner/name")
     if volumes:
         how = {key: given[key] for key in ("patient", "axes")}
         how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
@@ -103,10 +100,7 @@ def import_(
     image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
         how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
-        how |= {
-            "columns": read_columns(given["columns"], ("image", "label", "split", "name", "group")),
-            "stream": given["stream"],
-        }
+        how["columns"] = read_columns(given["columns"], ("image", "label", "split", "name", "group"))
         if given["size"] is not None:
             how |= {"fit": given["fit"] or "crop", "group": given["group"]}
             report = _function(kinds.KINDS["images"], "import_")(source, out, size=size, **how)
@@ -127,7 +121,7 @@ _FLAGS = {
     "faces": ("image_size", "align", "resize", "evaluation"),
     "images": ("size", "fit", "group"),
     "volumes": ("spacing", "names", "patient", "axes"),
-    "tables": ("columns", "stream"),
+    "tables": ("columns",),
 }
 """Kind of set to the options that it alone takes."""
 

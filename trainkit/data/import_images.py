@@ -66,7 +66,6 @@ class Options(TypedDict, total=False):
     on_progress: Progress | None
     protocol: Protocol | None
     columns: Columns | None
-    stream: bool
 
 
 def import_pictures(
@@ -83,7 +82,6 @@ def import_pictures(
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
     columns: Columns | None = None,
-    stream: bool = False,
     key: str | None = None,
 ) -> Report:
     """Convert a set of labelled images to the packed form at `out`, which must not exist yet.
@@ -93,12 +91,12 @@ def import_pictures(
     image's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
     `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged images
     out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
-    its rows have no class. `columns` and `stream` as `sources.open_source` takes them. An import of equal `key`, which
+    its rows have no class. `columns` as `sources.open_source` takes them. An import of equal `key`, which
     follows from the files of the source where it is not given, resumes one that was killed.
     Raises UserError for damaged images: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
     if not isinstance(source, Source):
-        source = sources.open_source(source, network=True, stream=stream, columns=columns)
+        source = sources.open_source(source, network=True, columns=columns)
     _check_asked(source, protocol, damaged)
     if store == "auto":
         small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
@@ -316,8 +314,7 @@ def import_faces(
 ) -> Report:
     """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
     if not isinstance(source, Source):
-        how: dict[str, Any] = {"stream": options.pop("stream", False), "columns": options.pop("columns", None)}
-        source = sources.open_source(source, nested=False, network=True, **how)
+        source = sources.open_source(source, nested=False, network=True, columns=options.pop("columns", None))
     return import_pictures(source, out, size=(image_size, image_size), fit=resize, align=align, **options)
 
 

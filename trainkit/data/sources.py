@@ -68,20 +68,19 @@ def open_source(
     *,
     nested: bool = True,
     network: bool = False,
-    stream: bool = False,
     columns: Columns | None = None,
 ) -> Source:
     """Open the source at `path`: a folder, a table, `hf://owner/name`, each with `#split` where it has some.
 
     With `nested` a class of a folder is the whole path below it (`alphabet/character`), else the name of its folders.
-    Without `network` a set of the hub must be here; with `stream` it is read as it comes, and not kept. `columns` says
-    which columns of a table are meant. Raises UserError when there is nothing, or no such split.
+    Without `network` a set of the hub must be here. `columns` says which columns of a table are meant. Raises UserError
+    when there is nothing, or no such split.
     """
     from trainkit.data.formats import recordio
     from trainkit.data.storage import image_store
 
     if hub.is_hub(path):
-        return _of_table(open_table(str(path), network=network, stream=stream).take(COLUMNS, columns, _ABSENT))
+        return _of_table(open_table(str(path), network=network).take(COLUMNS, columns, _ABSENT))
     path, split = split_of(path)
     if not path.exists():
         raise UserError(str(path), "does not exist", "a data set")
@@ -107,24 +106,20 @@ def open_source(
 
 def _of_table(rows: TableRows) -> Source:
     """Return the images of a table as a source."""
-    label, names = rows.column("label"), rows.names("label")
-    made = {"int64": int, "double": float}.get(rows.type("label"), str)
-    if rows.type("label").startswith(("list", "large_list")):
-        raise UserError(rows.where, f"{label}: lists", "one class an image", SEVERAL)
-    if rows.type("label") in ("string", "large_string"):
-        cells = {row.cells["label"] for row in itertools.islice(rows.read("label"), _COMPARED)}
-        if (several := _several({cell for cell in cells if isinstance(cell, str)}, label)) is not None:
-            raise UserError(rows.where, f"{label}: {several!r}"[:200], "one class an image", SEVERAL)
+    label, names, kind = rows.column("label"), rows.names("label"), rows.type("label")
+    made = {"int64": int, "double": float}.get(kind, str)
+    cells = (row.cells["label"] for row in itertools.islice(rows.read("label"), _COMPARED)) if "string" in kind else ()
+    several = "lists" if "list" in kind else _several({cell for cell in cells if isinstance(cell, str)}, label)
+    if several is not None:
+        raise UserError(rows.where, f"{label}: {several}"[:200], "one class an image", SEVERAL)
 
     def records() -> Iterator[Record]:
         numbers: dict[str, object] = {}
         for row in rows.read("image", "label", "group", "number"):
             value, number, group = row.cells["label"], row.cells.get("number"), row.cells.get("group")
             value = made(value) if isinstance(value, str) else value  # cells of CSV are text
-            if isinstance(value, list | dict):
-                raise UserError(row.where, f"{label}: {value!r}"[:200], "one class an image", SEVERAL)
             if isinstance(value, bool) or not isinstance(value, int | str):
-                raise UserError(row.where, f"{label}: {value!r}"[:200], "a whole number or a name")
+                raise UserError(row.where, f"{label}: {value!r}"[:200], "one whole number or name")
             if names is not None and not (isinstance(value, int) and 0 <= value < len(names)):
                 raise UserError(row.where, f"{label}: {value!r}"[:200], f"0 to {len(names) - 1}, its named classes")
             if isinstance(value, str) and numbers.setdefault(value, number) != number:
@@ -133,8 +128,7 @@ def _of_table(rows: TableRows) -> Source:
             data = rows.picture(row.cells["image"], row.where)
             yield Record(row.id, value, data, row.where, group=None if group is None else str(group))
 
-    table = rows.table
-    split = rows.split or table.split
+    table, split = rows.table, rows.split or rows.table.split
     named = None if names is None else tuple(names)
     return Source(
         table.kind, rows.where, rows.size, records, table.files, named, split=split, columns=rows.given, label=label
@@ -144,19 +138,15 @@ def _of_table(rows: TableRows) -> Source:
 def _several(labels: set[str], column: str | None) -> str | None:
     """Return a label that is several in one, `insect ant`; None where each is a class by itself.
 
-    Words of a name are told from classes by how they are used: here each is a label of its own in other rows, or a few
-    make up many labels of two, three and more; in a column called `labels` it is enough that one comes again.
+    Its words are labels of their own in other rows; in a column called `labels` it is enough that one comes again.
     """
-    for mark in "|;, ":
-        parts = {label: words for label in sorted(labels) if len(words := label.replace(mark, " ").split()) > 1
-                 and mark in label.strip()}  # fmt: skip
-        words = Counter(word for some in parts.values() for word in set(some))
-        words.update(label for label in labels if label not in parts)
-        for label, some in parts.items():
-            if all(word in labels for word in some) or (column in _PLURAL and any(words[word] > 1 for word in some)):
-                return label
-        if parts and 2 * len(words) < len(labels) and len(set(map(len, parts.values()))) > 1:
-            return max(parts, key=len)
+    words = {label: re.split(r"[|;, ]+", label.strip()) for label in sorted(labels)}
+    counts = Counter(word for some in words.values() for word in set(some))
+    for label, some in words.items():
+        if len(some) > 1 and (
+            labels.issuperset(some) or (column in _PLURAL and any(counts[word] > 1 for word in some))
+        ):
+            return repr(label)
     return None
 
 

@@ -63,7 +63,7 @@ def test_empty_cells_are_mistakes_of_their_rows(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     source = open_scenes(f"{tmp_path}/a.parquet")
     _, said = mask_store.compared(source.scenes)
-    assert len(said) == 2 and "row 1, its mask: no mask" in said[0] and "row 2: cannot be decoded" in said[1]
+    assert len(said) == 2 and "row 1, its mask: no mask" in said[0] and "row 2: 0 bytes" in said[1]
     paths = [{"image": {"bytes": rows[0]["image"], "path": "x"}, "mask": {"bytes": None, "path": "x"}}] * 2
     paths.append({"image": paths[0]["image"], "mask": {"bytes": rows[0]["mask"], "path": "x"}})
     pq.write_table(pa.Table.from_pylist(paths), tmp_path / "b.parquet")
@@ -79,9 +79,9 @@ def test_columns_of_tables(tmp_path):
 
     picture, mask = (scene_sets.encoded(pixels) for pixels in scene_sets.scene())
     for name, row, said in (
-        ("a", {"image": picture}, "masks in one of annotation"),
-        ("b", {"image": picture, "label": 3}, "masks in one of annotation"),
-        ("c", {"mask": mask}, "images in one of image"),
+        ("a", {"image": picture}, "mask in one of annotation"),
+        ("b", {"image": picture, "label": 3}, "mask in one of annotation"),
+        ("c", {"mask": mask}, "image in one of image"),
     ):
         pq.write_table(pa.Table.from_pylist([row]), tmp_path / f"{name}.parquet")
         with pytest.raises(UserError, match=said):
@@ -108,5 +108,5 @@ def test_saved_sets_and_those_of_the_hub(tmp_path, monkeypatch):
     assert (classes_of(source.scenes[0], LABELS) == rows[2][1]).all()
     place = scene_sets.parquet(tmp_path / "hub")
     monkeypatch.setattr(hub, "download", lambda path, network: place)
-    assert open_scenes("hf://owner/name#val").where == f"{place}/data#val"
+    assert open_scenes("hf://owner/name#val").where == f"{place}#val"
     assert len(open_scenes("hf://owner/name", "val")) == 3 and len(open_scenes("hf://owner/name")) == 6

@@ -1,4 +1,4 @@
-"""Read the rows of files, local or of the hub: CSV, JSON, parquet, Arrow streams, webdataset shards, folders of images.
+"""Read the rows of files: CSV, JSON, parquet, Arrow streams, webdataset shards, folders of images.
 
 Files are read as they come: nothing is copied, and no more of one is in memory than some rows. Each is checked before
 it is read, because nothing else bounds what it unpacks to.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
 import os
-import posixpath
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
 
 from trainkit.data.formats import image_decode
@@ -47,17 +45,10 @@ _ABSENT = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None
 _NUMBERS = frozenset({"cls", "index", "id"})
 _TEXTS = _NUMBERS | {"txt", "text", "json"}
 """Fields of the samples of a shard that are read beside images."""
-_COMPARED = 5
-"""Samples of a shard that must have the same fields."""
 _TAR_BLOCK = 512
 """Bytes of a block of a tar file, of which the last ones are zero."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
-TWICE = "several columns of this name"
-"""Type of a column of CSV whose name stands twice in the header."""
-
-File = Path | str
-"""A file of this machine, or the name of one of the hub, `hf://datasets/owner/name@revision/file`."""
 Cell = Any
 """What a row has in a column: bytes, text, a number, a mapping, None."""
 Read = Callable[[Sequence[str]], Iterator[tuple[str, Sequence[Cell]]]]
@@ -83,59 +74,49 @@ class Content:
     """Names of each column that is a ClassLabel."""
 
 
-def open_rows(files: Sequence[File], delimiter: str | None = None, at_once: int = 256) -> Content:
-    """Open files of one kind, known by their endings: CSV, JSON, parquet or shards; `delimiter` parts cells of CSV.
+def open_rows(files: Sequence[Path], at_once: int = 256) -> Content:
+    """Open files of one kind, known by their endings: CSV, JSON, parquet or shards.
 
     Of parquet files about `at_once` rows are read together. Raises UserError where one cannot be read, or where it has
     other columns than those before.
     """
-    suffix = PurePosixPath(files[0]).suffix.lower()
+    suffix = files[0].suffix.lower()
     if suffix == ".parquet":
         return _open_parquet(files, at_once)
     if suffix == ".tar":
         return _open_shards(files)
-    return _open_texts(files, delimiter or SUFFIXES.get(suffix, ""))
+    return _open_texts(files, SUFFIXES.get(suffix, ""))
 
 
-def open_metadata(files: Sequence[File], root: File) -> Content:
+def open_metadata(file: Path, root: Path) -> Content:
     """Open the metadata of images, with paths that begin beside it, as a table of paths below `root`."""
-    contents = [open_rows([file]) for file in files]
-    above = [os.path.relpath(posixpath.dirname(str(file)), str(root)) for file in files]
+    content, above = open_rows([file]), os.path.relpath(file.parent, root)
 
     def read(names: Sequence[str]) -> Iterator[tuple[str, Sequence[Cell]]]:
-        place = names.index(PATH_COLUMN) if PATH_COLUMN in names else None
-        for folder, content in zip(above, contents, strict=True):
-            for where, cells in content.read(names):
-                if place is not None and isinstance(path := cells[place], str):
-                    cells = [*cells[:place], posixpath.normpath(posixpath.join(folder, path)), *cells[place + 1 :]]
-                yield where, cells
+        for where, cells in content.read(names):
+            yield (
+                where,
+                [
+                    os.path.normpath(os.path.join(above, cell))
+                    if name == PATH_COLUMN and isinstance(cell, str)
+                    else cell
+                    for name, cell in zip(names, cells, strict=True)
+                ],
+            )
 
-    return Content(contents[0].columns, sum(content.size or 0 for content in contents), read, contents[0].classes)
+    return Content(content.columns, content.size, read, content.classes)
 
 
-def open_folders(files: Sequence[File], root: File) -> Content:
+def open_folders(files: Sequence[Path], root: Path) -> Content:
     """Open images in folders of classes as a table of their paths below `root` and the names of their folders."""
-    paths = [str(file).removeprefix(f"{root}/") for file in files if image_decode.is_called_picture(str(file))]
+    paths = [file.relative_to(root) for file in files if image_decode.is_called_picture(file.name)]
 
     def read(names: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
         for path in paths:
-            cells = {"image": path, "label": PurePosixPath(path).parent.name}
+            cells = {"image": path.as_posix(), "label": path.parent.name}
             yield f"{root}/{path}", [cells[name] for name in names]
 
     return Content(dict.fromkeys(("image", "label"), _column("string")), len(paths), read)
-
-
-@contextlib.contextmanager
-def opened(file: File) -> Iterator[BinaryIO]:
-    """Open a file of this machine, or one of the hub as it comes."""
-    if isinstance(file, Path):
-        with file.open("rb") as stream:
-            yield stream
-        return
-    import fsspec
-
-    with cast(Any, fsspec.open(file, "rb")) as stream:
-        yield stream
 
 
 @contextlib.contextmanager
@@ -146,19 +127,18 @@ def naming(where: str, expected: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        text = " ".join(str(error).split())[:200]
-        said = f"{type(error).__name__}: {text}" if isinstance(error, RecursionError) else text
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
         raise UserError(where, f"cannot be read ({said})", expected) from None
 
 
 # Text.
 
 
-def csv_lines(file: File, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+def csv_lines(file: Path, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
     """Yield the lines of a CSV file in UTF-8 and their numbers from 1, without empty ones. Raises UserError."""
     number = 0
     try:
-        with opened(file) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        with file.open(encoding="utf-8-sig", newline="") as text:
             lines = csv.reader(text, strict=True, delimiter=delimiter)
             for line in lines:
                 if line:
@@ -169,7 +149,7 @@ def csv_lines(file: File, delimiter: str = ",") -> Iterator[tuple[int, list[str]
         raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a CSV file in UTF-8") from None
 
 
-def csv_rows(file: File, delimiter: str = ",") -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
+def csv_rows(file: Path, delimiter: str = ",") -> tuple[list[str], Iterator[tuple[str, list[str]]]]:
     """Return the header of a CSV file, and its other lines with their places. Raises UserError as they are read."""
     lines = csv_lines(file, delimiter)
     header = next(lines, (0, []))[1]
@@ -185,26 +165,25 @@ def csv_rows(file: File, delimiter: str = ",") -> tuple[list[str], Iterator[tupl
     return header, rows()
 
 
-def _open_texts(files: Sequence[File], delimiter: str) -> Content:
+def _open_texts(files: Sequence[Path], delimiter: str) -> Content:
     """Open CSV or JSON files. Cells of CSV are read as text, also those of a column with nothing but numbers."""
     kinds: dict[str, str] = {}
     size = 0
     for file in files:
         if delimiter:
-            named = Counter(csv_rows(file, delimiter)[0])
-            if kinds and list(named) != list(kinds):
-                raise UserError(str(file), "other columns", f"those of {PurePosixPath(files[0]).name}")
-            kinds = kinds or {name: "null" if count == 1 else TWICE for name, count in named.items()}
+            header = csv_rows(file, delimiter)[0]
+            if twice := [name for name, count in Counter(header).items() if count > 1]:
+                raise UserError(str(file), f"the column {twice[0]} more than once"[:200], "each column once")
+            if kinds and header != list(kinds):
+                raise UserError(str(file), "other columns", f"those of {files[0].name}")
+            kinds = kinds or dict.fromkeys(header, "null")
         for _, row in _text_rows(file, delimiter):
             size += 1
             for name, cell in row.items():
-                before = kinds.setdefault(name, "null")
-                if cell is None or before in ("string", TWICE):
-                    continue
-                kind = _kind_of(cell) if delimiter else _JSON.get(type(cell), "other")
-                if before not in ("null", kind):
-                    kind = "double" if {before, kind} == {"int64", "double"} else "string"
-                kinds[name] = kind
+                if cell is not None:
+                    kind = _kind_of(cell) if delimiter else _JSON.get(type(cell), "other")
+                    kinds[name] = _common(kinds.get(name, "null"), kind)
+                kinds.setdefault(name, "null")
 
     def read(names: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
         for file in files:
@@ -225,6 +204,13 @@ def _kind_of(cell: str) -> str:
     return "double"
 
 
+def _common(before: str, kind: str) -> str:
+    """Return the type of a column that has cells of two."""
+    if before in ("null", kind):
+        return kind
+    return "double" if {before, kind} == {"int64", "double"} else "string"
+
+
 def _column(kind: str) -> Column:
     return Column(kind, "text" if kind == "string" else "numbers" if kind in ("int64", "double") else "other")
 
@@ -232,39 +218,34 @@ def _column(kind: str) -> Column:
 _JSON = {str: "string", int: "int64", float: "double", bool: "bool", list: "list", dict: "struct"}
 
 
-def _text_rows(file: File, delimiter: str) -> Iterator[tuple[str, dict[str, Cell]]]:
+def _text_rows(file: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Cell]]]:
     """Yield the rows of a CSV file, or of a JSON file where nothing parts its cells, with their places."""
-    if not delimiter:
-        yield from _json_rows(file)
+    if delimiter:
+        header, rows = csv_rows(file, delimiter)
+        for where, line in rows:
+            yield where, {name: None if cell in _ABSENT else cell for name, cell in zip(header, line, strict=True)}
         return
-    header, rows = csv_rows(file, delimiter)
-    for where, line in rows:
-        yield where, {name: None if cell in _ABSENT else cell for name, cell in zip(header, line, strict=True)}
+    for where, row in _json_rows(file):
+        if not isinstance(row, dict):
+            raise UserError(where, "a row that is not a mapping of columns", "a mapping a row")
+        yield where, row
 
 
-def _json_rows(file: File) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """Yield the mappings of a JSON file with their places: one or a list of them a line, or in all of a `.json`."""
-    for where, value in _json_values(file):
-        several = isinstance(value, list)
-        for place, row in enumerate(value if several else [value]):
-            own = f"{where}, entry {place}" if several else where
-            if not isinstance(row, dict):
-                raise UserError(own, "a row that is not a mapping of columns", "a mapping a row")
-            yield own, row
-
-
-def _json_values(file: File) -> Iterator[tuple[str, Cell]]:
-    with opened(file) as stream:
-        lines: Iterable[bytes] = stream
-        if PurePosixPath(file).suffix.lower() == ".json":
-            data = stream.read()
-            with contextlib.suppress(ValueError, RecursionError):  # where it is no single value, it may be one a line
-                yield str(file), json.loads(data)
-                return
-            lines = io.BytesIO(data)
+def _json_rows(file: Path) -> Iterator[tuple[str, Cell]]:
+    """Yield the values of a JSON file with their places: those of the list in all of a `.json`, else one a line."""
+    if file.suffix.lower() == ".json":
+        try:
+            whole = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):  # it may be one value a line
+            pass
+        else:
+            rows = whole if isinstance(whole, list) else [whole]
+            yield from ((f"{file}, entry {n}", row) for n, row in enumerate(rows))
+            return
+    with naming(str(file), "a file of JSON"), file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                with naming(f"{file}, line {number}", "JSON, a mapping a line or one list of them"):
+                with naming(f"{file}, line {number}", "JSON, a mapping a line"):
                     value = json.loads(line)
                 yield f"{file}, line {number}", value
 
@@ -272,31 +253,28 @@ def _json_values(file: File) -> Iterator[tuple[str, Cell]]:
 # Shards.
 
 
-def _open_shards(files: Sequence[File]) -> Content:
-    """Open webdataset shards: the images, numbers, texts and JSON of each sample."""
+def _open_shards(files: Sequence[Path]) -> Content:
+    """Open webdataset shards: the images, numbers, texts and JSON of each sample, in the fields that the first has."""
     for file in files:
         _refuse_cut(file)
-    first = [sample for sample, _ in zip(_samples(files[0], None), range(_COMPARED), strict=False)]
-    if not first:
-        raise UserError(str(files[0]), "no rows", "an image a row")
-    if any(sample.keys() != first[0].keys() for sample in first):
-        found = "samples whose files don't share the same prefix or the same types"
-        raise UserError(str(files[0]), found, "files of one name for each sample, as a.jpg and a.cls")
+    first = next(_samples(files[0], None), None)
+    if first is None:
+        raise UserError(str(files[0]), "no rows", "files of one name for each sample, as a.jpg and a.cls")
 
     def read(names: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
         for file in files:
             for number, sample in enumerate(_samples(file, frozenset(names))):
                 yield f"{file}, row {number}", [sample.get(name) for name in names]
 
-    kinds = {name: Column("binary", "images") if type(cell) is bytes else _column(_JSON[type(cell)])
-             for name, cell in first[0].items()}  # fmt: skip
+    kinds = {name: Column("binary", "images") if type(cell) is bytes else _column(_JSON.get(type(cell), "other"))
+             for name, cell in first.items()}  # fmt: skip
     return Content(kinds, None, read)
 
 
-def _samples(file: File, wanted: frozenset[str] | None) -> Iterator[dict[str, Cell]]:
+def _samples(file: Path, wanted: frozenset[str] | None) -> Iterator[dict[str, Cell]]:
     """Yield the samples of a shard: the fields of files of one name, one after another; only those `wanted`."""
     sample: dict[str, Cell] = {}
-    with naming(str(file), "a tar file"), opened(file) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+    with naming(str(file), "a tar file"), tarfile.open(file, mode="r|") as tar:
         for entry in tar:
             folder, stroke, name = entry.name.rpartition("/")
             name, _, field_name = name.partition(".")
@@ -330,9 +308,9 @@ def _field(where: str, ending: str, stream: BinaryIO) -> Cell:
         return json.loads(data) if ending == "json" else data.decode()
 
 
-def _refuse_cut(file: File) -> None:
+def _refuse_cut(file: Path) -> None:
     """Raise UserError for a tar file that does not end as one does: it was cut off, or is compressed."""
-    with naming(str(file), "a tar file"), opened(file) as stream:
+    with naming(str(file), "a tar file"), file.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - _TAR_BLOCK))
         tail = stream.read(_TAR_BLOCK)
@@ -344,7 +322,7 @@ def _refuse_cut(file: File) -> None:
 # Parquet and Arrow.
 
 
-def _open_parquet(files: Sequence[File], at_once: int) -> Content:
+def _open_parquet(files: Sequence[Path], at_once: int) -> Content:
     size, schema = 0, None
     for file in files:
         with _parquet(file) as (table, _):
@@ -362,18 +340,15 @@ def _open_parquet(files: Sequence[File], at_once: int) -> Content:
 
 
 @contextlib.contextmanager
-def _parquet(file: File) -> Iterator[tuple[ParquetFile, int]]:
+def _parquet(file: Path) -> Iterator[tuple[ParquetFile, int]]:
     """Open a parquet file; with its size. Where it has checksums of its pages, a flipped bit is found."""
     import pyarrow.parquet as pq
 
-    with naming(str(file), "a whole parquet file"), opened(file) as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(0)
-        with pq.ParquetFile(file if isinstance(file, Path) else stream, page_checksum_verification=True) as table:
-            yield table, size
+    with naming(str(file), "a whole parquet file"), pq.ParquetFile(file, page_checksum_verification=True) as table:
+        yield table, file.stat().st_size
 
 
-def _bounded(table: ParquetFile, file: File, size: int, at_once: int) -> int:
+def _bounded(table: ParquetFile, file: Path, size: int, at_once: int) -> int:
     """Return the number of rows of a parquet file, `at_once` at most, that together take about BATCH_BYTES.
 
     In a column with a dictionary thousands of rows may be one large value, which is made once for each of them: so a
@@ -463,19 +438,19 @@ def _is_compressed(message: pyarrow.ipc.Message) -> bool:
     return entry(table, 3) != 0
 
 
-def _same(file: File, schema: Any, before: Any, files: Sequence[File]) -> Any:
+def _same(file: Path, schema: Any, before: Any, files: Sequence[Path]) -> Any:
     """Return the schema of a file. Raises UserError where it is not that of the files before."""
     if before is not None and not schema.equals(before):
-        raise UserError(str(file), "other columns", f"those of {PurePosixPath(files[0]).name}")
+        raise UserError(str(file), "other columns", f"those of {files[0].name}")
     return schema
 
 
 def _of_batches(
-    files: Sequence[File], schema: Any, size: int, batches: Callable[[Sequence[str]], Iterator[pyarrow.RecordBatch]]
+    files: Sequence[Path], schema: Any, size: int, batches: Callable[[Sequence[str]], Iterator[pyarrow.RecordBatch]]
 ) -> Content:
     """Return the rows of record batches; of images one at a time is turned into bytes."""
     columns = {part.name: _arrow_column(part.type) for part in schema}
-    place = str(files[0]) if len(files) == 1 else str(PurePosixPath(files[0]).parent)
+    place = str(files[0]) if len(files) == 1 else str(files[0].parent)
 
     def read(names: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
         row = 0
