@@ -295,11 +295,6 @@ def test_a_split_without_rows_is_refused_when_it_is_imported(tmp_path):
         import_images.import_pictures(tmp_path / "a.parquet", tmp_path / "out", size=(8, 8))
 
 
-def test_labels_without_names_are_said_to_be_numbers(tmp_path):
-    report = import_images.import_pictures(laid_out("csv", tmp_path / "set"), tmp_path / "out", size=(8, 8))
-    assert any("numbers without names" in note for note in report.notes)
-
-
 def test_a_folder_of_classes_with_a_table_of_something_else_is_still_one(tmp_path):
     for name in ("cat/0.png", "dog/1.png"):
         (tmp_path / name).parent.mkdir()

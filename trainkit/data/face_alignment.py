@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from PIL import Image
 
 from trainkit.data import folders
 from trainkit.data.record import Record
-from trainkit.errors import UserError, listing, number_of
+from trainkit.errors import UserError
 
 TEMPLATE = np.asarray(
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]]
@@ -24,39 +23,21 @@ LANDMARKS = "landmarks5.json"
 LIMIT = 4 << 30
 """Largest such file that is read, in bytes: some 200 for each image."""
 
-MISFIT = 0.5
-"""Distance from the template after the best fit, as a share of the points' spread, from which their order is doubted.
+MISFIT, NO_FACE = 0.5, 0.9
+"""Distance from the template after the best fit, as a share of the points' spread: of half of a set, from which the
+order of the points is wrong, and of one image, from which they are of no face in any view.
 
 Of 120 photographs of LFW it is 0.12 in the median and 0.285 at most; with left and right eye swapped 0.82 to 0.89, with
-the corners of the mouth swapped 0.66 to 0.87, with both 0.95 to 1. A face in profile has up to 0.89 (4,000 drawn ones,
-turned by 60 to 95 degrees and nodding by up to 60), but there no other order fits much better."""
-
-NO_FACE = 0.9
-"""Distance from which points are of no face in any view."""
-
-_BETTER, _MUCH_BETTER = 0.5, 0.35
-"""Shares of the distance below which another order of the points is taken to be the right one: one of those that are
-mistaken for each other, and any of the 120. By one share of 0.5 every eighth of those in profile was refused."""
+the corners of the mouth swapped 0.66 to 0.87, with both 0.95 to 1. A face in profile has up to 0.89."""
 
 _INSIDE = 3
 """Points of a face that lie in its image at least: one that is cut off by its edge is used."""
-
 _SMALLEST = 1.0
 """Least spread of the points of a face, in pixels: that of coordinates from 0 to 1 is below 0.5."""
-
 _SEVERAL = 10
-"""Faces of a set from which most of them are not expected to be turned."""
+"""Faces of a set from which most of them are not expected to be in profile, or turned."""
 
 _ORDER = "five points: left eye, right eye, nose, left and right corner of the mouth, where left is on the image's left"
-_ORDERS = {
-    "left and right eye are swapped": (1, 0, 2, 3, 4),
-    "left and right corner of the mouth are swapped": (0, 1, 2, 4, 3),
-    "left and right are swapped, as in a mirrored image, or x and y": (1, 0, 2, 4, 3),
-    "they are in another order": None,
-}
-"""Likely causes, and the order that the points would then have."""
-
-_EVERY_ORDER = np.asarray(list(itertools.permutations(range(5))))
 
 
 def misfit(points: np.ndarray) -> np.ndarray:
@@ -72,26 +53,15 @@ def misfit(points: np.ndarray) -> np.ndarray:
 
 
 def check_landmarks(landmarks: np.ndarray, where: str, shape: tuple[int, int] | None = None) -> None:
-    """Raise UserError, with the likely cause, for points that are of no face in an image of `shape` (height, width)."""
+    """Raise UserError for points that are of no face in an image of `shape` (height, width)."""
     points = np.asarray(landmarks, float)
     if points.shape != (5, 2) or not np.isfinite(points).all():
         raise UserError(where, f"landmarks of shape {points.shape}", "five finite points (x, y)")
-    spread = float(np.sqrt(points.var(0).sum()))
-    if spread == 0:
-        raise UserError(where, "landmarks in one place", "five different points")
-    if spread < _SMALLEST:
+    if float(np.sqrt(points.var(0).sum())) < _SMALLEST:
         found = f"landmarks within {float(np.ptp(points, 0).max()):.2g} pixels"
         raise UserError(where, found, "pixels", "multiply coordinates from 0 to 1 by the sides of the image")
-    off = float(misfit(points))
-    if off > MISFIT:
-        right = [
-            cause
-            for cause, order in _ORDERS.items()
-            if misfit(_reordered(points, order)).min() < (_MUCH_BETTER if order is None else _BETTER) * off
-        ]
-        if right or off > NO_FACE:
-            found = f"landmarks that fit no face (off by {off:.0%} of their spread)"
-            raise UserError(where, found, _ORDER, right[0] if right else "find them again, or remove the image")
+    if (off := float(misfit(points))) > NO_FACE:
+        raise UserError(where, f"landmarks that fit no face (off by {off:.0%} of their spread)", _ORDER)
     if shape is None:
         return
     inside = int(((points >= -0.5) & (points <= np.asarray(shape[::-1]) - 0.5)).all(1).sum())
@@ -100,32 +70,21 @@ def check_landmarks(landmarks: np.ndarray, where: str, shape: tuple[int, int] | 
         raise UserError(where, found, "points in the image", "were they found in an image of another size?")
 
 
-def _reordered(points: np.ndarray, order: tuple[int, ...] | None) -> np.ndarray:
-    return points[_EVERY_ORDER if order is None else np.asarray([order])]
-
-
 def check_records(where: str, records: Iterable[Record]) -> None:
-    """Raise UserError that counts records whose landmarks are of no face, and names the first. Opens no image.
+    """Raise UserError for a set whose landmarks are in another order. Opens no image.
 
-    Most of a set lying on the side or upside down are of another order too: that shows in no single face.
+    A wrong order shows in no single face: one in profile is as far from the template, and one may lie on its side.
     """
-    bad, turned, count = [], 0, 0
-    for record in records:
-        if record.landmarks is None:
-            continue
-        count += 1
-        try:
-            check_landmarks(record.landmarks, record.where)
-        except UserError as error:
-            bad.append(str(error))
-        else:
-            linear = similarity(record.landmarks, TEMPLATE)[:, 0]
-            turned += bool(linear[0] < abs(linear[1]))
-    if bad:
-        found = f"{number_of(len(bad), 'images')} with landmarks of no face:{listing(bad)}\n"
-        raise UserError(where, found, remedy=f"correct {LANDMARKS}")
-    if 2 * turned > count >= _SEVERAL:
-        found = f"landmarks by which {turned} of {count} faces lie on the side or upside down"
+    points = np.asarray([record.landmarks for record in records if record.landmarks is not None], float)
+    if len(points) < _SEVERAL:
+        return
+    if (off := float(np.median(misfit(points)))) > MISFIT:
+        found = f"landmarks that fit no face (off by {off:.0%} of their spread in the median of {len(points)})"
+        raise UserError(where, found, _ORDER, f"correct the order in {LANDMARKS}")
+    linear = np.asarray([similarity(one, TEMPLATE)[:, 0] for one in points])
+    turned = int((linear[:, 0] < np.abs(linear[:, 1])).sum())
+    if 2 * turned > len(points):
+        found = f"landmarks by which {turned} of {len(points)} faces lie on the side or upside down"
         raise UserError(where, found, _ORDER, f"correct the order in {LANDMARKS}, or turn the images")
 
 

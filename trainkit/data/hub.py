@@ -85,21 +85,12 @@ def download(path: str | Path, *, network: bool = True) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     network = network and not constants.HF_HUB_OFFLINE
-    wanted = None
-    if network:
-        with _naming(where):
-            builder = _builder(name.repository, name.config, revision=name.revision)
-        _check_kind(builder, where)
-        # hf://datasets/owner/name@revision/file, in which the strokes of a revision are escaped.
-        root = f"{PREFIX}datasets/{name.repository}@"
-        files = (file.removeprefix(root).partition("/")[2] for _, file in _data_files(builder, where, root))
-        wanted = [*_CARDS, *map(glob.escape, files)]
     try:
         folder = snapshot_download(
             name.repository,
             repo_type="dataset",
             revision=name.revision,
-            allow_patterns=wanted,
+            allow_patterns=_patterns(name, where) if network else None,
             local_files_only=not network,
         )
     except (ValueError, OSError) as error:  # of which those of huggingface_hub are
@@ -107,6 +98,17 @@ def download(path: str | Path, *, network: bool = True) -> Path:
         remedy = "download it with `trainkit download RECIPE`, without HF_HUB_OFFLINE"
         raise UserError(where, f"is not downloaded ({said})", "a data set of the hub", remedy) from None
     return Path(folder)
+
+
+def _patterns(name: HubName, where: str) -> list[str]:
+    """Return the files of a configuration and the card, as patterns."""
+    with _naming(where):
+        builder = _builder(name.repository, name.config, revision=name.revision)
+    _check_kind(builder, where)
+    # hf://datasets/owner/name@revision/file, in which the strokes of a revision are escaped.
+    root = f"{PREFIX}datasets/{name.repository}@"
+    files = (file.removeprefix(root).partition("/")[2] for _, file in _data_files(builder, where, root))
+    return [*_CARDS, *map(glob.escape, files)]
 
 
 def is_here(path: str | Path) -> bool:

@@ -49,8 +49,6 @@ class Report:
     classes: int
     store: Store
     digest: str
-    renumbered: bool
-    """The labels of the source were not 0 .. classes-1; `names.json` keeps them."""
     notes: list[str] = field(default_factory=list)
     """Sentences about what is odd but usable, and about what was skipped."""
     groups: int = 0
@@ -104,12 +102,12 @@ def import_pictures(
     else:
         form = store
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
-    if recipe.align and damaged == "fail":
+    if recipe.align:
         check_records(source.where, source.records())
     if key is None and source.files:
         made = [columns, size, fit, group, align, damaged, form, type(protocol).__name__]
         key = cache.key([source.kind, source.where, source.split, *made], source.files)
-    rows = _Rows(skip=damaged == "skip", shaped=size is None)
+    rows = _Rows(skip=damaged == "skip")
     with Writer(Path(out), size=size, store=form, key=key or "", state=rows.state) as writer:
         rows.restore(writer.restored)
         if rows.done:
@@ -139,11 +137,8 @@ class _Rows:
     Of each row a few numbers are kept: labels and groups are numbered as they come, and sorted at the end.
     """
 
-    def __init__(self, skip: bool, shaped: bool):
-        """`shaped`: the shape of each image is noted."""
-        self._skip, self._shaped = skip, shaped
-        self._labels, self._groups = _Numbered(), _Numbered()
-        self._sizes, self._originals = array("q"), bytearray()
+    def __init__(self, skip: bool):
+        self._skip, self._labels, self._groups, self._originals = skip, _Numbered(), _Numbered(), bytearray()
         self._without_group = ""
         self.done = 0
         self._new: list[Json] = []
@@ -157,11 +152,10 @@ class _Rows:
         if self.bad and not self._skip:
             self._note(None)
             return True
-        record, pixels = made.record, made.pixels
+        record = made.record
         first_without = record.id if record.group is None and not self._without_group else ""
-        shape = pixels.shape[1:3] if self._shaped else ()
-        self._note((record.label, record.group, first_without, shape, made.original.hex()))
-        writer.add_image(record.id, pixels, made.encoded)
+        self._note((record.label, record.group, first_without, made.original.hex()))
+        writer.add_image(record.id, made.pixels, made.encoded)
         return True
 
     def _note(self, note: Json) -> None:
@@ -174,11 +168,10 @@ class _Rows:
         if isinstance(note, str):
             self.bad.append(note)
         elif note is not None:
-            label, group, without_group, shape, original = note
+            label, group, without_group, original = note
             self._labels.add(label)
             self._groups.add(group)
             self._without_group = self._without_group or without_group
-            self._sizes.extend(shape)
             self._originals += bytes.fromhex(original)
 
     def state(self) -> list[Json]:
@@ -212,11 +205,6 @@ class _Rows:
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if renumbered:
             notes.append(f"labels were not 0 to {len(names) - 1} and were renumbered; names.json has the originals")
-        if source.label and not source.names and not self._labels.has_texts:
-            notes.append(f"the column {source.label} holds numbers without names: the numbers are the class names")
-        if result.size is None:
-            spread = verify_images.sizes(np.asarray(self._sizes).reshape(-1, 2))
-            notes.append(f"images keep their own sizes (height x width): {spread}")
         return Report(
             result.path,
             source.kind,
@@ -224,7 +212,6 @@ class _Rows:
             result.classes,
             result.store,
             result.digest,
-            renumbered,
             notes + verify_images.oddities(result),
             len(result.group_names),
         )
@@ -248,11 +235,6 @@ class _Numbered:
     def add(self, value: int | str | None) -> None:
         """Note the label of a row; None is -1."""
         self._numbers.append(-1 if value is None else self.values.setdefault(value, len(self.values)))
-
-    @property
-    def has_texts(self) -> bool:
-        """True where a label is a text."""
-        return any(isinstance(value, str) for value in self.values)
 
     def sorted(self) -> tuple[np.ndarray, list[str], bool]:
         """Return numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change."""

@@ -49,65 +49,49 @@ class Kind:
     """The word for a sample in progress bars."""
 
 
+def _built_in(name: str, *, inference: str, verifying: str, export: str, **more: str) -> Kind:
+    """Return the row of a kind whose functions lie in the modules of these names."""
+    return Kind(
+        name=name,
+        open=TABLES["data"][name],
+        info=f"trainkit.data.{verifying}:described",
+        verify=f"trainkit.data.{verifying}:verify",
+        configure=f"trainkit.autoconfig.{name}:{name}",
+        predict=f"trainkit.inference.{inference}:predict",
+        predictor=f"trainkit.inference.{inference}:predictor",
+        export=f"trainkit.export.{export}:exporter",
+        **more,
+    )
+
+
+_IMAGES = {"inference": "images", "verifying": "verify_images", "export": "images"}
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        Kind(
-            name="images",
-            open=TABLES["data"]["images"],
-            import_="trainkit.data.import_images:import_pictures",
-            info="trainkit.data.verify_images:described",
-            verify="trainkit.data.verify_images:verify",
-            configure="trainkit.autoconfig.images:images",
-            predict="trainkit.inference.images:predict",
-            predictor="trainkit.inference.images:predictor",
-            export="trainkit.export.images:exporter",
-        ),
-        Kind(
-            name="faces",
-            open=TABLES["data"]["faces"],
-            import_="trainkit.data.import_images:import_faces",
-            info="trainkit.data.verify_images:described",
-            verify="trainkit.data.verify_images:verify",
-            configure="trainkit.autoconfig.faces:faces",
-            predict="trainkit.inference.images:predict",
-            predictor="trainkit.inference.images:predictor",
-            export="trainkit.export.images:exporter",
-        ),
-        Kind(
-            name="volumes",
-            open=TABLES["data"]["volumes"],
+        _built_in("images", **_IMAGES, import_="trainkit.data.import_images:import_pictures"),
+        _built_in("faces", **_IMAGES, import_="trainkit.data.import_images:import_faces"),
+        _built_in(
+            "volumes",
+            inference="volumes",
+            verifying="volumes.verify",
+            export="volumes",
             holds="trainkit.data.volumes.importer:holds_volumes",
             import_="trainkit.data.volumes.importer:import_volumes",
-            info="trainkit.data.volumes.verify:described",
-            verify="trainkit.data.volumes.verify:verify",
-            configure="trainkit.autoconfig.volumes:volumes",
-            predict="trainkit.inference.volumes:predict",
-            predictor="trainkit.inference.volumes:predictor",
-            export="trainkit.export.volumes:exporter",
             sample="case",
         ),
-        Kind(
-            name="people",
-            open=TABLES["data"]["people"],
+        _built_in(
+            "people",
+            inference="people",
+            verifying="people.verify",
+            export="images",
             holds="trainkit.data.people.verify:holds_people",
-            info="trainkit.data.people.verify:described",
-            verify="trainkit.data.people.verify:verify",
-            configure="trainkit.autoconfig.people:people",
-            predict="trainkit.inference.people:predict",
-            predictor="trainkit.inference.people:predictor",
-            export="trainkit.export.images:exporter",
         ),
-        Kind(
-            name="scenes",
-            open=TABLES["data"]["scenes"],
+        _built_in(
+            "scenes",
+            inference="scenes",
+            verifying="scenes.verify",
+            export="scenes",
             holds="trainkit.data.scenes.verify:holds_scenes",
-            info="trainkit.data.scenes.verify:described",
-            verify="trainkit.data.scenes.verify:verify",
-            configure="trainkit.autoconfig.scenes:scenes",
-            predict="trainkit.inference.scenes:predict",
-            predictor="trainkit.inference.scenes:predictor",
-            export="trainkit.export.scenes:exporter",
         ),
     )
 }

@@ -56,9 +56,6 @@ class Source:
     """Sentences about what is there and not used, with counts."""
     columns: tuple[tuple[str, str], ...] = ()
     """Columns of a table that the user assigned."""
-    label: str | None = None
-    """Column of a table that holds the labels."""
-
     some: Callable[[Iterable[int]], Iterator[Record]] | None = None
     """Reads records by their numbers, where that takes no reading of all others."""
     labelled: Callable[[], tuple[Iterator[str], np.ndarray]] | None = None

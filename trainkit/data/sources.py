@@ -130,9 +130,7 @@ def _of_table(rows: TableRows) -> Source:
 
     table, split = rows.table, rows.split or rows.table.split
     named = None if names is None else tuple(names)
-    return Source(
-        table.kind, rows.where, rows.size, records, table.files, named, split=split, columns=rows.given, label=label
-    )
+    return Source(table.kind, rows.where, rows.size, records, table.files, named, split=split, columns=rows.given)
 
 
 def _several(labels: set[str], column: str | None) -> str | None:

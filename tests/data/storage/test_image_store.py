@@ -125,7 +125,7 @@ def own_sizes(tmp_path: Path) -> Path:
 def test_pictures_may_keep_their_own_sizes(tmp_path):
     root = own_sizes(tmp_path)
     report = import_images.import_pictures(root, tmp_path / "set", size=None)
-    assert report.store == "encoded" and any("smallest 2 x 2, median 5 x 7, largest 5 x 7" in n for n in report.notes)
+    assert report.store == "encoded"
     data = Packed(tmp_path / "set")
     assert data.size is None and data.manifest["image_size"] is None and data.labels.tolist() == [0, 0, 1, 1]
     for row, name in enumerate(data.ids()):
