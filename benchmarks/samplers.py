@@ -64,7 +64,8 @@ class Ours:
 
         spec = {"modal_pk": pk_sampler.ModalPK, "pk": pk_sampler.PK}[name](people=PEOPLE, each=EACH, epoch="records")
         self.draw = pk_sampler.Draw(spec, pk_sampler.Cells.make(person, modality, people), 0)
-        self.bytes, self.number = self.draw.bytes, 0
+        cells = self.draw.cells
+        self.bytes, self.number = cells.rows.nbytes + cells.starts.nbytes, 0
 
     def epoch(self) -> Iterator[np.ndarray]:
         self.number += 1

@@ -779,17 +779,14 @@ def test_a_key_that_is_added_changes_the_digest_only_where_it_is_set():
 
 
 def test_a_resolved_recipe_that_is_older_than_a_key_means_what_it_meant(tmp_path):
-    """`same_camera` and `text.rule` came after runs that were scored and tokenized otherwise."""
+    """`text.rule` came after runs whose captions were tokenized otherwise."""
     recipe, older = ROOT / "recipes" / "reid.yaml", tmp_path / "recipe.yaml"
     resolved = dump(load(recipe))
-    keys = [line for line in resolved.splitlines(True) if line.lstrip().startswith(("same_camera:", "rule:"))]
-    assert len(keys) == 2
+    keys = [line for line in resolved.splitlines(True) if line.lstrip().startswith("rule:")]
+    assert len(keys) == 1
     older.write_text("".join(line for line in resolved.splitlines(True) if line not in keys))
     found, now = load(older), load(recipe)
-    assert (found.data.same_camera, found.data.text.rule) == ("published", 1)
-    assert (now.data.same_camera, now.data.text.rule) == ("ignore", 2)
+    assert (found.data.text.rule, now.data.text.rule) == (1, 2)
     assert digest(found) == digest(now) == "dd9c546fcf32bf866c89ea19ddef8724014b44100eace24afdbd43ac1ee064a4"
-    assert load(older, ["data.same_camera=keep"]).data.same_camera == "keep"
-    assert digest(load(recipe, ["data.same_camera=keep"])) != digest(now)
     older.write_text(resolved)
     assert load(older) == now

@@ -69,8 +69,8 @@ KINDS = {
     ),
     "masks": (masks, lambda root: [(s.id, s.mask) for s in open_scenes(f"{root}#train").scenes]),
     "parquet": (parquet, lambda root: [r.id for r in sources.open_source(root).records()]),
-    "people": (people_sets.market, lambda root: people_sources.find(str(root)).records().ids),
-    "people of ORBench": (people_sets.orbench, lambda root: people_sources.find(str(root)).records().ids),
+    "people": (people_sets.market, lambda root: [one.id for one in people_sources.find(str(root)).every]),
+    "people of ORBench": (people_sets.orbench, lambda root: [one.id for one in people_sources.find(str(root)).every]),
     "volumes": (volumes, lambda root: [case.id for case in open_volumes(str(root)).cases]),
     "probes": (probes, lambda root: [r.id for r in ijb.read_identification(root)[0].records()]),
 }

@@ -1,7 +1,7 @@
 """What all kinds of packed sets have in common: those written before are opened, and damaged ones refused.
 
 `golden/sets_of_rows.zip` was written by the first version that kept them in rows: images stored in every way, masks,
-their distance maps, volumes, an index of people, and outputs of a teacher, the latter also in their form before.
+their distance maps, volumes, and outputs of a teacher, the latter also in their form before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runs import ROOT
 
-from trainkit.data.people.index import PeopleIndex
 from trainkit.data.rows import reader
 from trainkit.data.rows.reader import Rows
 from trainkit.data.scenes import label_maps, sources
@@ -42,10 +41,9 @@ KINDS: dict[str, type[Rows]] = {
     "distances": Distances,
     "volumes": PackedVolumes,
     "resampled": PackedVolumes,
-    "people": PeopleIndex,
     "outputs": StoredOutputs,
 }
-ONE_OF_EACH = ("decoded", "masks", "distances", "volumes", "people", "outputs")
+ONE_OF_EACH = ("decoded", "masks", "distances", "volumes", "outputs")
 
 
 def values(data: Rows) -> list[np.ndarray]:
@@ -61,9 +59,6 @@ def values(data: Rows) -> list[np.ndarray]:
         for case in many:
             data.check(case)
         return [array for case in many for array in (data.image(case), data.label(case), data.truth(case))]
-    if isinstance(data, PeopleIndex):
-        numbers = [getattr(data, name) for name in ("person", "camera", "place", "modality", "role", "of")]
-        return [*numbers, np.asarray(data.ids()), np.asarray(data.words())]
     return [data.arrays("output", np.arange(len(data)))]
 
 
@@ -230,13 +225,6 @@ OWN = {
         ({"spacing": [1, float("nan"), 1]}, "spacing"),
         ({"resampled": [1, 1]}, "resampled"),
         ({"resampled": ...}, "resampled"),
-    ],
-    "people": [
-        ({"root": None}, "root"),
-        ({"lists": {}}, "lists"),
-        ({"lists": [["nir"]]}, "lists"),
-        ({"lists": [["nir", "1"]]}, "lists"),
-        ({"seconds": 1}, "seconds"),
     ],
     "outputs": [
         ({"views": "2"}, "views"),

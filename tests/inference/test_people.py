@@ -100,7 +100,7 @@ def test_a_stored_run_keeps_the_tokenizer_that_it_was_trained_with(tmp_path, mon
         rows = people_sets.index_rows(tmp_path / name, list(people), (3, 2, 1, 1, 2), ord(people[0]))
         rows = [(*row[:4], f"穿红色外套的{row[1]}, महिला" if row[3] == "text" else "", row[5]) for row in rows]
         people_sets.write_csv(tmp_path / name / "index.csv", rows)
-    run = reid(tmp_path, data__text="{length: 12, rule: 1}", data__same_camera="published")
+    run = reid(tmp_path, data__text="{length: 12, rule: 1}")
 
     def words(out) -> dict[str, np.ndarray]:
         predict.predict(run.name, tmp_path / "val", out)
@@ -108,7 +108,7 @@ def test_a_stored_run_keeps_the_tokenizer_that_it_was_trained_with(tmp_path, mon
         return {row["id"]: row["embedding"] for row in rows if row["modality"] == "text"}
 
     own, stored = by_run(run), run.folder.recipe.read_text()
-    older = [line for line in stored.splitlines(True) if line.strip() not in ("rule: 1", "same_camera: published")]
+    older = [line for line in stored.splitlines(True) if line.strip() != "rule: 1"]
     for text, same in (("".join(older), True), (stored.replace("rule: 1", "rule: 2"), False)):
         run.folder.recipe.write_text(text)
         found = words(tmp_path / f"{same}.parquet")

@@ -78,14 +78,14 @@ def _scenes(root: Path, name: str) -> None:
 def _people_table(root: Path, name: str) -> None:
     quoted = name.replace('"', '""')
     (root / "index.csv").write_text(f'path,person,modality\na/0.png,1,rgb\n"{quoted}",1,rgb\n')
-    people_sources.find(str(root)).records()
+    people_sources.find(str(root))
 
 
 def _orbench(root: Path, name: str) -> None:
     entry = {"id": 1, "file_path": name, "captions": ["x"], "split": "train"}
     for part in ("train", "test", "val"):
         (root / f"{part}_annos.json").write_text(json.dumps([entry]))
-    people_sources.find(str(root)).records()
+    people_sources.find(str(root))
 
 
 def _decathlon(root: Path, name: str) -> None:
@@ -180,7 +180,8 @@ def test_a_folder_of_a_known_layout_may_be_a_link(root):
     picture(root / "elsewhere" / "0002_c1s1_000451_03.jpg")
     (root / "set").mkdir()
     (root / "set" / "bounding_box_train").symlink_to(root / "elsewhere")
-    assert people_sources.find(str(root / "set")).records().ids == ["bounding_box_train/0002_c1s1_000451_03.jpg"]
+    (record,) = people_sources.find(str(root / "set")).every
+    assert record.id == "bounding_box_train/0002_c1s1_000451_03.jpg"
 
 
 # What a recipe has written

@@ -62,7 +62,7 @@ def _cells(content: table_files.Content) -> Iterator[Any]:
 
 
 def _people(path: Path) -> None:
-    people_sources.find(str(path)).records()
+    people_sources.find(str(path))
 
 
 def _store(path: Path) -> None:
@@ -569,7 +569,6 @@ REASONS = {
     "the first 540 bytes of a volume of a request; its reader reads the rest": {
         "inference/served_requests.py zlib.decompressobj",
     },
-    "names of a set's index, in the cache": {"data/people/index.py json.loads"},
     "where the records of a file are, in the cache, read without pickle": {"data/formats/recordio.py numpy.load"},
     "the image in a record that `recordio.unpack` has checked": {"data/storage/record_store.py numpy.frombuffer"},
     "a journal of what was written, whose batches are compared with their CRC-32": {

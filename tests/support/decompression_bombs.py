@@ -175,7 +175,7 @@ def _records(path: Path) -> None:
 
 
 def _people(path: Path) -> None:
-    people_sources.find(str(path)).records()
+    people_sources.find(str(path))
 
 
 def _unpacked(path: Path) -> None:

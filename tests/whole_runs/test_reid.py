@@ -80,7 +80,7 @@ def test_the_rule_of_cameras_is_said_and_logged(whole):
     lines = run_scores.facts({}, whole.history)
     assert lines[-1] == run_scores.fact("Protocol", f"val, images, reranked: {rule}")
     params = mlflow_run.read(whole.folder).params
-    assert params["protocol.val"] == rule and params["data.same_camera"] == "ignore"
+    assert params["protocol.val"] == rule
     assert f"{int(whole.series('val/unmatched')[-1])} of" in rule
 
 

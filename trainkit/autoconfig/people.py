@@ -12,8 +12,8 @@ from trainkit.autoconfig import fit, images
 from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
-from trainkit.data.people import image_tables, layouts
 from trainkit.data.people import index as people_index
+from trainkit.data.people import layouts
 from trainkit.data.people.dataset import People
 from trainkit.data.people.pk_sampler import Sampler
 from trainkit.data.people.sources import DERIVED, index_in
@@ -30,8 +30,6 @@ HOLD_OUT = 25
 
 def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `people`. A folder of photographs of people stands for what can be derived from it."""
-    if hub.is_hub(text):
-        hub.download(text)
     fit.refuse(text, "records of people, or <person>/<image>.jpg")
     text = _derived(text)
     opened = functools.partial(people_index.indexed, columns=fitted.columns)
@@ -79,7 +77,7 @@ def _derived(text: str) -> str:
     place = locate(text)
     if not place.is_dir() or index_in(place) is not None:
         return text
-    if layouts.recognise(place, None) is not None or image_tables.holds_images(place):
+    if layouts.kind_of(place) is not None:
         return text
     _log.warning(
         "%s: computing the other modalities from the photographs, once; 3,500 photographs take 10 to 20 s", text

@@ -20,6 +20,7 @@ class Dropped(NamedTuple):
 
 
 _ROUNDED = "remove it: embeddings and centres are multiplied in float32"
+_SHORT = Dropped("repeat", "remove it: records of people with too few come again in a draw")
 _OVERLAP = "weight dice and ce, or class_weights"
 
 DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
@@ -32,6 +33,18 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "products": Dropped("float32", _ROUNDED),
         "matmul_dtype": Dropped("float32", _ROUNDED, hashed=False),  # the later name of `products`
     },
+    ("data", "people"): {
+        "queries": Dropped("all", "remove it: every combination of the modalities is asked for"),
+        "same_camera": Dropped("ignore", "remove it, or leave out the column `camera`", hashed=False),
+    },
+    ("data.sampler", "pk"): {"short": _SHORT},
+    ("data.sampler", "modal_pk"): {
+        "short": _SHORT,
+        "ensure_rgb": Dropped(True, "use the sampler pk, which takes records of any modality"),
+        "prefer_complete": Dropped(True, "remove it: one record of each modality is taken before a second of any"),
+        "half": Dropped(False, "remove it: one of the K records is RGB, the others are of other modalities"),
+    },
+    ("data.sampler", "pairs"): {"short": _SHORT, "epoch": Dropped("anchors", "set batches_per_epoch")},
     ("task", "reid"): {"circle": Dropped(None, "use triplet or contrast")},
     ("task.objective", "segment3d"): {
         "focal": Dropped(0.0, _OVERLAP),
@@ -46,7 +59,7 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "replay": Dropped(None, "remove it, or set null: steps are not computed twice", hashed=False),
     },
 }
-"""(dotted block, `name` of the task or the data, empty where it has none) to the keys that it had."""
+"""(dotted block, `name` of it, or of the task or the data, empty where it has none) to the keys that it had."""
 
 
 def drop(tree: Tree) -> list[tuple[KeyPath, str]]:
@@ -75,6 +88,6 @@ def _blocks(tree: Tree) -> Iterator[tuple[tuple[str, ...], dict[str, Tree], Mapp
         for word in path:
             below = above[-1]
             above.append(below.get(word) if isinstance(below, dict) else None)
-        outer, block = above[1], above[-1]
-        if isinstance(block, dict) and (not name or (isinstance(outer, dict) and outer.get("name") == name)):
+        block, named = above[-1], [one.get("name") for one in above[1:] if isinstance(one, dict)]
+        if isinstance(block, dict) and (not name or name in named):
             yield path, block, keys

@@ -152,8 +152,6 @@ class Listing:
 
     def __init__(self, root: Path):
         self.root = root
-        self.stamps: dict[str, str] = {}
-        """The folders that were looked into, or looked for, and when each last changed."""
         self._names: dict[str, frozenset[str]] = {}
         self._files: dict[str, frozenset[str]] = {}
         self._links: dict[str, frozenset[str]] = {}
@@ -163,8 +161,6 @@ class Listing:
         """Return the names in a folder; none where it is not there. Raises UserError where it cannot be read."""
         if folder not in self._names:
             place = f"{self.root}/{folder}"
-            # Its time first: what is added while it is listed changes it, and is noticed next time.
-            self.stamps[folder] = stamp(place)
             try:
                 with os.scandir(place) as entries:
                     there = [(entry.name, entry.is_file(), entry.is_symlink()) for entry in entries]
@@ -191,15 +187,6 @@ class Listing:
         return self._out[folder] or (
             name in self.names(folder) and name in self._links[folder] and leads_out(self.root, path)
         )
-
-
-def stamp(folder: str) -> str:
-    """Return the time of the entry of a folder: files added, removed or renamed change it."""
-    try:
-        seen = os.stat(folder)
-    except OSError:
-        return "missing"
-    return f"{seen.st_ino} {seen.st_mtime_ns} {seen.st_ctime_ns}"
 
 
 def listed_path(name: str, root: Path) -> str | None:

@@ -6,8 +6,7 @@ Each record is embedded alone, without fusion, after the neck.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -175,7 +174,7 @@ def _records(text: str) -> _Found:
 
     path, split = sources.split_of(text)
     if path.is_dir():
-        pictures = people_sources.index_in(path) is None and layouts.recognise(path, split) is None
+        pictures = people_sources.index_in(path) is None and layouts.kind_of(path) is None
     else:
         pictures = path.is_file() and path.suffix.lower() in image_decode.SUFFIXES
     if pictures:
@@ -195,25 +194,20 @@ def _set(text: str) -> _Found:
     from trainkit.data.people import sources as people_sources
     from trainkit.data.people.records import DISTRACTOR
 
-    layout = people_sources.find(text, "val")
-    records = layout.records()
-
-    def entries() -> Iterator[_Entry]:
-        for row in sorted(range(len(records)), key=records.modality.__getitem__):
-            file = Path(os.path.join(layout.root, records.ids[row]))
-            person = records.person[row]
-            person = DISTRACTOR if person is None else person
-            yield _Entry(
-                records.ids[row],
-                person,
-                records.camera[row],
-                records.modality[row],
-                file,
-                records.text[row],
-                records.where[row],
-            )
-
-    return _Found(layout.where, list(entries()), labelled=True, notes=tuple(records.losses()))
+    records = people_sources.find(text, "val")
+    entries = [
+        _Entry(
+            record.id,
+            DISTRACTOR if record.person is None else record.person,
+            record.camera,
+            record.modality,
+            records.root / record.id,
+            record.text,
+            record.where,
+        )
+        for record in sorted(records.every, key=lambda record: record.modality)
+    ]
+    return _Found(records.where, entries, labelled=True, notes=tuple(records.losses()))
 
 
 def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:

@@ -64,39 +64,35 @@ def opened(home, tmp_path_factory):
 # ---- Queries ---------------------------------------------------------------------------------------------------------
 
 
-def asked_by_hand(person, modality, some, cap=False, any_of=False):
+def asked_by_hand(person, modality, some, cap=False):
     """The queries of one set of modalities, person after person."""
     found = []
     for who in range(max(person, default=-1) + 1):
         own = {
             m: [i for i, (p, k) in enumerate(zip(person, modality, strict=True)) if (p, k) == (who, m)] for m in some
         }
-        there = [m for m in some if own[m]]
-        if not there or (len(there) < len(some) and not any_of):
+        if not all(own.values()):
             continue
-        times = max(len(own[m]) for m in there)
-        if cap and len(there) > 1:
+        times = max(map(len, own.values()))
+        if cap and len(some) > 1:
             times = min(times, list(person).count(who) // 2)
         for t in range(times):
-            found.append([own[m][t % len(own[m])] if m in there else -1 for m in range(5)])
+            found.append([own[m][t % len(own[m])] if m in some else -1 for m in range(5)])
     return found
 
 
 records = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=24)
 
 
-@given(records, st.booleans(), st.booleans())
-def test_queries_are_what_a_loop_over_people_finds(pairs, cap, any_of):
+@given(records, st.booleans())
+def test_queries_are_what_a_loop_over_people_finds(pairs, cap):
     person = np.asarray([p for p, _ in pairs], np.int64)
     modality = np.asarray([m for _, m in pairs], np.int64)
     wanted = subsets()
     assert len(wanted) == 15
-    for some, rows in zip(wanted, combined(person, modality, wanted, any_of=any_of, cap=cap), strict=True):
+    for some, rows in zip(wanted, combined(person, modality, wanted, cap), strict=True):
         assert rows.shape == (len(rows), 5)
-        assert rows.tolist() == [
-            [q[m] if m in some else -1 for m in range(5)]
-            for q in asked_by_hand(person.tolist(), modality.tolist(), some, cap, any_of)
-        ]
+        assert rows.tolist() == asked_by_hand(person.tolist(), modality.tolist(), some, cap)
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=9), min_size=1, max_size=4))
@@ -122,7 +118,7 @@ def test_a_set_opens_as_what_it_holds(opened):
     assert meta.classes == 6 and meta.class_names == tuple(f"p{n:02d}" for n in range(6)) and meta.shape == (3, 16, 8)
     assert meta.modalities == MODALITIES and (meta.vocabulary, meta.text_length) == (500, 12)
     assert opened.block == 10 and opened.train.size == 30 and opened.train.protocol is None
-    assert any("6 of 6 people" in note for note in opened.notes)
+    assert "54 records of 6 people; modal_pk can sample 6 of them" in opened.notes
     assert list(opened.evaluations) == ["val", "val.ranked", "val.reranked"]
     kinds = [split.protocol.kind for split in opened.evaluations.values()]
     assert kinds == ["scores", "ranked", "reranked"]
@@ -190,8 +186,6 @@ def test_sets_of_colour_alone_are_asked_with_colour(tmp_path):
     assert (role[search.queries["rgb"][:, RGB]] == 1).all() and (role[search.galleries[0]] == 2).all()
     assert set(search.galleries[0].tolist()) == set(np.flatnonzero(role == 2).tolist())
     assert (search.person[search.galleries[0]] == -1).any() and (search.place >= 0).any()
-    one = People(train=f"{tmp_path}/market#train", queries="one", sampler=PK(people=2, each=2), **SMALL).open(0)
-    assert one.train.fetch(one.train.order(0, 4)[0, :], 0)["queries"].shape == (0, 5)
 
 
 def test_lists_of_the_set_are_taken_as_they_are(tmp_path):
@@ -203,7 +197,7 @@ def test_lists_of_the_set_are_taken_as_they_are(tmp_path):
     assert list(search.queries) == ["nir", "cp", "sk", "text", "nir_text", "text_nir", "nir_cp_sk_text"]
     assert search.groups["modal_2"] == ("nir_text", "text_nir")
     assert search.groups["modal_4"] == ("nir_cp_sk_text",) and "modal_3" not in search.groups
-    whole = split.index.lists()
+    whole = split.index.lists
     for name, rows in search.queries.items():
         back = np.where(rows >= 0, split.rows[rows], -1)
         assert (back == whole[name]).all()
@@ -315,8 +309,6 @@ def test_a_batch_is_in_the_order_of_its_modalities_and_queries_are_rows_of_it(op
         there = query[query >= 0]
         assert len(set(batch["label"][there].tolist())) == 1
         assert modality[there].tolist() == np.flatnonzero(query >= 0).tolist()
-    one = dataset.replace(train, data=dataset.replace(train.data, queries="one")).fetch(rows, 0)["queries"].numpy()
-    assert one.shape == (2, 5) and (one[:, 0] == -1).all() and (one[:, 1:] >= 0).all()
 
 
 def test_pictures_and_words_in_a_batch_are_those_of_their_records(home):
@@ -325,7 +317,7 @@ def test_pictures_and_words_in_a_batch_are_those_of_their_records(home):
     batch = train.fetch(rows, 0)
     order = np.argsort(train.modality[rows], kind="stable")
     assert batch["index"].tolist() == rows[order].tolist()
-    ids, texts, modality = train.index.ids(), train.index.words(), batch["modality"].numpy()
+    ids, texts, modality = train.index.ids, train.index.texts, batch["modality"].numpy()
     place = Counter()
     for row, code in zip(rows[order], modality, strict=True):
         at = place[code]
@@ -457,13 +449,10 @@ def contents(batch: dict) -> tuple[Counter, Counter]:
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
-@pytest.mark.parametrize("queries", ["all", "one"])
 @pytest.mark.parametrize("spec", [PK(people=6, each=4), ModalPK(people=6, each=5), Pairs(people=12, each=3)])
-def test_the_parts_of_a_block_hold_what_the_whole_holds(home, spec, queries, parts):
+def test_the_parts_of_a_block_hold_what_the_whole_holds(home, spec, parts):
     dropped = ModalityDropout(p=0.5)
-    data = block(home, sampler=spec, augment=LIGHT, token_dropout=0.3, queries=queries, modality_dropout=dropped).open(
-        3
-    )
+    data = block(home, sampler=spec, augment=LIGHT, token_dropout=0.3, modality_dropout=dropped).open(3)
     train, whole_people = data.train, 0
     assert (data.block, data.part) == (spec.block, spec.each)
     for epoch in range(8):
@@ -473,10 +462,9 @@ def test_the_parts_of_a_block_hold_what_the_whole_holds(home, spec, queries, par
         assert all(len(batch["label"]) == spec.block // parts for batch in batches)
         whole, divided = contents(train.fetch(rows, epoch)), [contents(batch) for batch in batches]
         assert sum((one[0] for one in divided), Counter()) == whole[0]
-        wanted = subsets() if queries == "all" else [(1, 2, 3, 4)]
         for batch in batches:
             _, person = np.unique(batch["label"], return_inverse=True)
-            alone = combined(person, batch["modality"].numpy(), wanted, any_of=queries == "one", cap=True)
+            alone = combined(person, batch["modality"].numpy(), subsets(), cap=True)
             assert len(batch["queries"]) == sum(map(len, alone)), "as of its own records: no more than is gathered"
         if sum(len(batch["label"].unique()) for batch in batches) == len({label for _, _, label, *_ in whole[0]}):
             whole_people += 1
@@ -612,6 +600,6 @@ def test_the_block_is_read_strictly_and_written_back():
     assert data.hold_out == 0.25 and data.sampler == Pairs(people=4, each=3) and data.block == 12
     again = validation.to_tree(data)
     assert again["hold_out"] == "25%" and validation.validate(People, again, TABLES) == data
-    for wrong in ({"sampler": {"name": "pk"}}, {"modality_dropout": {"p": 1.0}}, {"queries": "some"}, {"fit": "keep"}):
+    for wrong in ({"sampler": {"name": "pk"}}, {"modality_dropout": {"p": 1.0}}, {"fit": "keep"}):
         with pytest.raises(ValueError):
             validation.validate(People, tree | wrong, TABLES)

@@ -103,16 +103,15 @@ def test_captions_of_one_colour_share_their_other_words():
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["wearsaredcoat", "wearsabluecoat", "a hat"], "2 of 3 captions are one token each, such as 'wearsaredcoat'"),
-        (["a b c d e f g", "a b"], "1 of 2 captions have 4 tokens or more; the first 4 are read"),
-        (["...", "a b"], "1 of 2 captions have no word, such as '...'"),
-        (["a b", "b", "c d"], ""),
+        (["wearsaredcoat", "wearsabluecoat", "a hat"], ["2 of 3 captions have one token or none"]),
+        (["a b c d e f g", "a b"], ["1 of 2 captions have 4 tokens or more, of which the first 4 are read"]),
+        (["...", "a b"], ["1 of 2 captions have one token or none"]),
+        (["a b", "c d"], []),
     ],
 )
 def test_captions_that_lose_their_words_are_counted(texts, said):
     tokens = Words(1000, 5)
-    found = tokenizer.odd(tokens, texts, tokenizer.table(tokens, texts))
-    assert len(found) == bool(said) and "".join(found).startswith(said)
+    assert tokenizer.losses(tokens, tokenizer.table(tokens, texts)) == said
 
 
 @given(st.text(max_size=60), st.integers(3, 70_000), st.integers(2, 20))
@@ -158,7 +157,7 @@ def test_joining_is_what_a_search_for_the_lowest_pair_gives(text):
     """Independent: the rank of each pair in turn, joined until none is left."""
     order = [tuple(p.split()) for p in PAIRS]
     expected = []
-    for piece in tokenizer.pieces(text.strip()):
+    for piece in words.pieces(text.strip()):
         units = [*piece[:-1], piece[-1] + "</w>"]
         while True:
             found = [(order.index(p), i) for i, p in enumerate(itertools.pairwise(units)) if p in order]
@@ -183,16 +182,16 @@ def _made() -> Clip:
 @given(st.text(max_size=30))
 def test_the_quick_cut_of_plain_text_is_the_slow_one(text):
     text = text.lower()
-    slow = list(tokenizer.pieces("ä " + text + " ä"))
+    slow = list(words.pieces("ä " + text + " ä"))
     if text.isascii():
-        assert slow == ["ä", *tokenizer.pieces(text), "ä"]
+        assert slow == ["ä", *words.pieces(text), "ä"]
     assert "".join(slow) == "".join(("ä " + text + " ä").split())
 
 
 def test_text_is_cleaned_as_clips_is(clip):
     assert clip.encode("  The\n&amp;amp; RED ") == clip.encode("the & red")
     assert clip.encode("he’s “red”") == clip.encode('he\'s "red"')
-    assert list(tokenizer.pieces("½ⅷ12")) == ["½", "ⅷ", "1", "2"]
+    assert list(words.pieces("½ⅷ12")) == ["½", "ⅷ", "1", "2"]
 
 
 def test_a_long_caption_is_cut_and_still_ends(clip):
@@ -205,8 +204,8 @@ def test_a_long_caption_is_cut_and_still_ends(clip):
     ("text", "message"),
     [
         ("#version\nt h\nth", r"line 3: 'th'; expected two texts"),
-        ("#version\nt h\nth e\nzzz e", r"line 4: 'zzz e'; expected texts that earlier pairs make"),
-        ("#version\n", "no pairs"),
+        ("#version\nt h\nth e\nzzz e", r"line 4: 'zzz e'; expected two texts that earlier pairs make"),
+        ("#version\n", "0 pairs"),
     ],
 )
 def test_a_file_that_is_not_of_pairs_is_refused(tmp_path, text, message):
@@ -216,7 +215,7 @@ def test_a_file_that_is_not_of_pairs_is_refused(tmp_path, text, message):
 
 
 def test_a_file_that_is_not_there_or_damaged_is_refused(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="cannot be read"):
         Clip(tmp_path / "no.txt.gz")
     (tmp_path / "bad.txt.gz").write_bytes(b"no gzip at all")
     with pytest.raises(UserError, match="cannot be read"):
@@ -233,7 +232,7 @@ def test_a_file_that_is_not_there_or_damaged_is_refused(tmp_path):
 def test_the_block_makes_what_it_names(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
     (tmp_path / "merges.txt").write_text("\n".join(["#", *PAIRS]))
-    assert Captions().make() == Words(4096, 77)
+    assert vars(Captions().make()) == vars(Words(4096, 77))
     block = validate(Captions, {"tokenizer": "clip", "file": "merges.txt", "length": 20}, {})
     assert block.missing() is None and block.make().length == 20 and block.make().vocabulary == 514 + len(PAIRS)
     assert "no.txt does not exist" in Captions(tokenizer="clip", file="no.txt").missing()

@@ -24,7 +24,7 @@ from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets
 from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler, parts_of
-from trainkit.data.people.searches import SameCamera, combined, searches
+from trainkit.data.people.searches import combined, searches
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, by_another_seed, check_leaks, evaluated, key, missing
@@ -53,15 +53,15 @@ class People:
     (with images of ranked lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
 
     train: str
-    """Training set: `ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`), a
-    table with images, `sample:people`, or `derived:FOLDER` of photographs."""
+    """Training set: `ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`),
+    `sample:people`, or `derived:FOLDER` of photographs."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
     training."""
-    columns: dict[Literal["path", "image", "person", "camera", "modality", "text", "of", "split", "role"], str] = field(
+    columns: dict[Literal["path", "person", "camera", "modality", "text", "of", "split", "role"], str] = field(
         default_factory=dict, metadata={"hash": "set"}
     )
-    """Columns of indexes and tables that have other names: `{person: pid, path: file}`, `{image: img}`."""
+    """Columns of indexes that have other names: `{person: pid, path: file}`."""
     modalities: list[Literal["rgb", "nir", "cp", "sk", "text"]] | None = None
     """Modalities to use; `rgb` must be among them. null: all that `train` has."""
     image_size: Side | tuple[Side, Side] = (256, 128)
@@ -82,9 +82,6 @@ class People:
     stays."""
     sampler: Sampler
     """Composition of training batches: `pk`, `modal_pk` or `pairs`."""
-    queries: Literal["all", "one"] = "all"
-    """Queries of a training batch, for each person. `all`: every combination of the non-RGB modalities. `one`: the one
-    of all of them."""
     modality_dropout: ModalityDropout | None = None
     """Random removal of modalities from queries in training. null: none."""
     hold_out: HoldOut | None = None
@@ -93,10 +90,6 @@ class People:
     split_seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = field(default=0, metadata={"hash": by_another_seed})
     """Seed by which a percentage of `hold_out` is chosen, so that runs with other `seed`s are evaluated on the same
     people."""
-    same_camera: SameCamera = field(default="ignore", metadata={"hash": ("ignore", "published"), "before": "published"})
-    """Gallery images of a query's person from the query's own camera. `ignore`: neither right nor wrong, where both
-    cameras are known. `keep`: they count. `published`: ignored in published layouts alone, as in runs older than this
-    key."""
     rerank_strict: bool = False
     """Condition of NAME.reranked for joining two neighbourhoods. false: at least two thirds overlap, as in the
     k-reciprocal re-ranking paper. true: more than two thirds, as in its authors' code."""
@@ -142,30 +135,27 @@ class People:
         cells, among = Cells.make(label, whole.modality[kept], len(names)), np.full(len(whole) + 1, -1, np.int32)
         among[kept] = np.arange(len(kept), dtype=np.int32)
         draw = Draw(self.sampler, cells, seed, among[whole.of[kept]])
-        places = evaluated(self.evaluate, self.hold_out is not None)
-        asked: dict[str, tuple[PeopleIndex, dict[str, tuple[np.ndarray, Search]]]] = {}
-        told = [f"captions: {self.text.describe()}"] if coder else []
-        told += [f"train: {said}" for said in _left_out(whole, np.arange(len(whole)), known, None)]
-        told += [f"train: {nobody:,} distractors are left out"] if nobody else []
+        notes = [*pk_report.report(draw), *(f"train: {said}" for said in _left_out(whole, known))]
+        notes += [f"train: {nobody:,} distractors are left out"] if nobody else []
+        places, asked = evaluated(self.evaluate, self.hold_out is not None), {}
         for name, place in places.items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val", self.columns)
             rows = held if place == HELD_OUT else np.arange(len(index))
-            every = searches(index, rows, known, key(name), self.rerank_strict, self.same_camera)
+            every = searches(index, rows, known, key(name), self.rerank_strict)
             asked[name] = index, every
-            told += [f"{name}: {said}" for said in (every[""][1].rule, *_left_out(index, rows, known, every[""][1]))]
+            notes += [f"{name}: {said}" for said in (every[""][1].rule, *_left_out(index, known, every[""][1]))]
         train = self._split("train", whole, kept, names, known, coder, seed)
         scored: dict[str, PeopleSplit] = {}
         for name, (index, every) in asked.items():
             for end, (rows, search) in every.items():
                 like = scored.get(name)
-                if like is not None and np.array_equal(rows, like.rows):
-                    scored[name + end] = replace(like, name=name + end, protocol=search)
-                    continue
-                split = self._split(name + end, index, rows, names, known, coder, seed)
-                scored[name + end] = replace(split, protocol=search)
+                if like is None or not np.array_equal(rows, like.rows):
+                    like = self._split(name + end, index, rows, names, known, coder, seed)
+                scored[name + end] = replace(like, name=name + end, protocol=search)
         self._check_leaks(train, {name: scored[name] for name in places})
         for split in (train, *(scored[name] for name in places)):
-            split.warn_of_captions(coder)
+            if coder is not None and split.ids is not None:
+                notes += [f"{split.name}: {said}" for said in tokenizer.losses(coder, split.ids)]
         meta = DatasetInfo(
             len(names),
             (3, *self.side),
@@ -175,9 +165,7 @@ class People:
             vocabulary=coder.vocabulary if coder else 0,
             text_length=coder.length if coder else 0,
         )
-        said = pk_report.report(draw, names, whole.seconds, whole.memory).sentences()
-        train = replace(train, draw=draw)
-        return Dataset(meta, train, scored, (*said, *told), self.block, self.sampler.each)
+        return Dataset(meta, replace(train, draw=draw), scored, tuple(notes), self.block, self.sampler.each)
 
     def missing(self) -> list[str]:
         """Return sentences about files that are not there yet."""
@@ -219,8 +207,8 @@ class People:
         captions = rows[index.modality[rows] == TEXT]
         ids, ends = None, None
         if coder is not None:
-            texts = index.words()
-            ids, ends = tokenizer.table(coder, [texts[row] for row in captions.tolist()]), (coder.begin, coder.end)
+            texts = [index.texts[row] for row in captions.tolist()]
+            ids, ends = tokenizer.table(coder, texts), (coder.begin, coder.end)
         return PeopleSplit(
             name,
             index,
@@ -291,41 +279,22 @@ class PeopleSplit(TrainSplit):
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of images, captions as ids, people and modalities."""
-        hashed = hashlib.sha256(
-            "\n".join((self.index.digest, self.packed.digest, *self.names)).encode(errors="replace")
-        )
-        for array in (self.rows, self.label, self.modality, self.ids):
-            hashed.update(b"\n" if array is None else b"\n" + array.tobytes())
-        hashed.update(self._own_rule)
-        return hashed.hexdigest()
+        """SHA-256 of images, captions as ids, people, modalities, and the rule of cameras."""
+        return self._hash(self.packed.digest, self.ids)
 
     @functools.cached_property
     def content(self) -> str | None:
-        """SHA-256 of files, captions, people and modalities, however they are prepared; None where it is not known."""
-        if self.packed.originals is None:
-            return None
-        hashed = hashlib.sha256(
-            "\n".join((self.index.digest, self.packed.originals, *self.names)).encode(errors="replace")
-        )
-        for array in (self.rows, self.label, self.modality):
-            hashed.update(b"\n" + array.tobytes())
-        hashed.update(self._own_rule)
+        """The same of files and captions, however they are prepared; None where it is not known."""
+        return None if self.packed.originals is None else self._hash(self.packed.originals)
+
+    def _hash(self, images: str, ids: np.ndarray | None = None) -> str:
+        hashed = hashlib.sha256("\n".join((self.index.digest, images, *self.names)).encode(errors="replace"))
+        place = self.protocol.place if self.protocol is not None else None
+        if place is not None and np.array_equal(place, self.index.place[self.rows]):
+            place = None  # that of the index, whose digest covers it
+        for array in (self.rows, self.label, self.modality, ids, place):
+            hashed.update(b"\n" if array is None else b"\n" + array.tobytes())
         return hashed.hexdigest()
-
-    @property
-    def _own_rule(self) -> bytes:
-        """Places by which queries ignore gallery images, where they are not those of the index: scores differ then."""
-        if self.protocol is None or np.array_equal(self.protocol.place, self.index.place[self.rows]):
-            return b""
-        return b"\n" + self.protocol.place.tobytes()
-
-    def warn_of_captions(self, tokens: tokenizer.Tokens | None) -> None:
-        """Warn where captions lose their words."""
-        if tokens is not None and self.ids is not None and len(self.ids):
-            texts = [self._texts[row] for row in self.rows[self._first_caption :].tolist()]
-            for sentence in tokenizer.odd(tokens, texts, self.ids):
-                _log.warning("%s: %s", self.name, sentence)
 
     def persons(self) -> set[str]:
         """Return names of the people of whom it has records."""
@@ -360,11 +329,7 @@ class PeopleSplit(TrainSplit):
 
     def caption(self, row: int) -> str:
         """Return words of a record; empty for an image."""
-        return self._texts[int(self.rows[row])]
-
-    @functools.cached_property
-    def _texts(self) -> list[str]:
-        return self.index.words()
+        return self.index.texts[int(self.rows[row])]
 
     def order(self, epoch: int, batch_size: int) -> DrawnRowOrder:
         """Return rows of one epoch, computed when they are asked for: `order[update, first:last]`, int64.
@@ -465,13 +430,8 @@ class PeopleSplit(TrainSplit):
         # Records of one process are fused: who is in other parts too is somebody else there.
         elsewhere = (part > 0) & np.isin(label, label[part == 0])
         _, person = np.unique(np.where(elsewhere, len(self.names) + label, label), return_inverse=True)
-        others = tuple(code for code in self.known if code != RGB)
-        if self.data.queries == "one":
-            asked = combined(person, modality, [others], any_of=True, cap=True)[0]
-        elif others:
-            asked = np.concatenate(combined(person, modality, self._subsets, cap=True))
-        else:
-            asked = np.zeros((0, len(MODALITIES)), np.int64)
+        asked = combined(person, modality, self._subsets, cap=True)
+        asked = np.concatenate([np.zeros((0, len(MODALITIES)), np.int64), *asked])
         dropout = self.data.modality_dropout
         if dropout is not None and epoch >= dropout.from_epoch and len(asked):
             draws = rng.uniform(
@@ -484,13 +444,13 @@ class PeopleSplit(TrainSplit):
         return place[asked[part[asked.max(1)] == 0]]
 
 
-def _left_out(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], search: Search | None) -> list[str]:
+def _left_out(index: PeopleIndex, known: tuple[int, ...], search: Search | None = None) -> list[str]:
     """Return sentences about records of a set that take no part: in training, or in a `search` of it."""
     told = list(index.left_out)
-    counts = np.bincount(index.modality[rows], minlength=len(MODALITIES))
+    counts = np.bincount(index.modality, minlength=len(MODALITIES))
     if strange := [f"{counts[m]:,} of {MODALITIES[m]}" for m in range(len(MODALITIES)) if counts[m] and m not in known]:
         told.append(f"records of modalities that are not trained on are left out: {', '.join(strange)}")
-    listed = sum(map(len, index.lists().values())) if search is not None else 0
+    listed = sum(map(len, index.lists.values())) if search is not None else 0
     if listed and search is not None and (asked := sum(map(len, search.queries.values()))) < listed:
         told.append(f"{listed - asked:,} of {listed:,} listed queries are left out, for records that take no part")
     return told

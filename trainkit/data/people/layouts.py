@@ -6,16 +6,13 @@ call them, never by the numbers of an annotation: those begin anew in each split
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from trainkit.data import folders, source_splits
-from trainkit.data.folders import is_hidden
-from trainkit.data.formats import image_decode
 from trainkit.data.people import modalities
-from trainkit.data.people.records import EITHER, GALLERY, QUERY, SYSU, Layout, Records
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, SYSU, PersonRecord, Records
 from trainkit.errors import UserError, few
 from trainkit.files import Json
 from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
@@ -27,7 +24,8 @@ KNOWN = """\
 an index.csv or index.parquet; ORBench (train_annos.json, test_gallery_and_queries.json, or the challenge's \
 train/text_annos.json); SYSU-MM01 (cam1 to cam6 and exp); Market-1501 (bounding_box_train, query, bounding_box_test)"""
 
-_Read = Callable[[Records], None]
+_Splits = dict[str, tuple[Path, tuple[Path, ...], Callable[[Records], None]]]
+"""Name of each split to where paths begin, the files that say what it holds, and its reader."""
 
 
 def kind_of(path: Path) -> str | None:
@@ -38,26 +36,21 @@ def kind_of(path: Path) -> str | None:
     return None
 
 
-def recognise(path: Path, split: str | None) -> Layout | None:
-    """Find the published set at a folder; None where it has no known layout.
+def read(path: Path, split: str | None) -> Records | None:
+    """Read the published set at a folder; None where it has no known layout.
 
-    Raises UserError for another split, and for a layout that is no longer read.
+    Raises UserError for another split, and at the first error in the set.
     """
     kind = kind_of(path)
     if kind is None:
         return None
-    parts, _ = _LAYOUTS[kind]
-    if parts is None:
-        remedy = "write one in this folder; docs/reference/data/reid.md says how"
-        raise UserError(str(path), f"the layout of {kind}, which is no longer read", "an index.csv", remedy)
-    split, (root, files, read) = source_splits.choose(parts(path), split, str(path))
+    split, (root, files, reader) = source_splits.choose(_LAYOUTS[kind][0](path), split, str(path))
     for file in files:
         if not file.is_file():
             raise UserError(f"{path}#{split}", f"no {file.relative_to(path)}", f"the layout of {kind}")
-    return Layout(kind, f"{path}#{split}", root, files, read)
-
-
-_Splits = dict[str, tuple[Path, tuple[Path, ...], _Read]]
+    records = Records(kind, f"{path}#{split}", root, files)
+    reader(records)
+    return records
 
 
 # ORBench: Zuo et al., "ReID5o: Achieving Omni Multi-modal Person Re-identification in a Single Model", NeurIPS 2025,
@@ -66,58 +59,47 @@ _Splits = dict[str, tuple[Path, tuple[Path, ...], _Read]]
 
 def _orbench(path: Path) -> _Splits:
     challenge = path if (path / "text_annos.json").is_file() else path / "train"
-    if (challenge / "text_annos.json").is_file() and not (path / "train_annos.json").is_file():
+    captions, test = challenge / "text_annos.json", path / "test_gallery_and_queries.json"
+    if captions.is_file() and not (path / "train_annos.json").is_file():
         # Its val and test come without the persons of their galleries: nothing here could score them.
-        return {"train": _orbench_train(challenge, challenge / "text_annos.json")}
-    file = path / "test_gallery_and_queries.json"
+        return {"train": (challenge, (captions,), lambda records: _read_orbench_train(records, captions))}
+    train = path / "train_annos.json"
     return {
-        "train": _orbench_train(path, path / "train_annos.json"),
-        "test": (path, (file,), lambda records: _read_orbench_test(records, file)),
+        "train": (path, (train,), lambda records: _read_orbench_train(records, train)),
+        "test": (path, (test,), lambda records: _read_orbench_test(records, test)),
     }
-
-
-def _orbench_train(root: Path, file: Path) -> tuple[Path, tuple[Path, ...], _Read]:
-    return root, (file,), lambda records: _read_orbench_train(records, file)
 
 
 def _read_orbench_train(records: Records, file: Path) -> None:
     """Read captions beside each RGB image; of the same persons everything in the folders nir, cp and sk."""
-    names = _Names()
+    names: dict[int | str, str] = {}
     for n, entry in enumerate(folders.read_json(file, JSON_LIMIT, "a list", list)):
         where = f"{file}, entry {n}"
-        if not isinstance(entry, dict):
-            raise UserError(where, type(entry).__name__, "a mapping of id, file_path and caption")
-        path, number = entry.get("file_path"), entry.get("id")
-        if not isinstance(path, str) or not path:
-            raise UserError(where, f"file_path {path!r}"[:200], "the path of an image")
-        if isinstance(number, bool) or not isinstance(number, int | str) or number == "":
-            raise UserError(where, f"id {number!r}"[:200], "the number of a person")
-        person = names.of(where, number, path, RGB)
+        fields = entry if isinstance(entry, dict) else {}
+        path, number, captions = fields.get("file_path"), fields.get("id"), fields.get("caption")
+        captions = captions if isinstance(captions, list) else [captions]
+        texts = [text for text in captions if isinstance(text, str)]
+        sound = len(texts) == len(captions) > 0 and not isinstance(number, bool)
+        if not isinstance(path, str) or not isinstance(number, int | str) or not sound:
+            raise UserError(where, f"{entry!r}"[:200], "id, file_path, and caption: a text or a list of some")
+        person = _person_of(where, names, number, path, RGB)
         row = records.picture(where, path, person, RGB)
-        captions = entry.get("caption")
-        captions = [captions] if isinstance(captions, str) else captions
-        if not isinstance(captions, list) or not captions or not all(isinstance(text, str) for text in captions):
-            raise UserError(where, f"caption {entry.get('caption')!r}"[:200], "a caption, or a list of some")
-        for text in captions:
+        for text in texts:
             records.caption(where, f"{path}#text", text, person, of=row)
-    bare = [
-        f"vis/{p}/{n}"
-        for p in names.persons
-        for n in _pictures(records, f"vis/{p}")
-        if f"vis/{p}/{n}" not in records.number
-    ]
-    records.leave_out("images of vis that have no entry", bare)
+    persons = list(dict.fromkeys(names.values()))
+    listed = [f"vis/{person}/{name}" for person in persons for name in records.images_in(f"vis/{person}")]
+    records.leave_out("images of vis that have no entry", [path for path in listed if path not in records.number])
     for modality, folder in enumerate(MODALITIES[:TEXT]):
         if modality == RGB:
             continue
         strange = sorted(records.there.names(folder) - records.there.names("vis"))
-        strange = [name for name in strange if not is_hidden(name) and (records.root / folder / name).is_dir()]
+        strange = [name for name in strange if not folders.is_hidden(name) and (records.root / folder / name).is_dir()]
         if strange:
             found = f"folders of persons that vis does not have: {few(strange)}"
             raise UserError(str(records.root / folder), found, "those of vis, the gallery")
-        for person in names.persons:
+        for person in persons:
             if person in records.there.names(folder):
-                _whole_folder(records, f"{folder}/{person}", person, modality)
+                records.add_folder(f"{folder}/{person}", person, modality)
 
 
 def _read_orbench_test(records: Records, file: Path) -> None:
@@ -125,70 +107,33 @@ def _read_orbench_test(records: Records, file: Path) -> None:
     known = folders.read_json(file, JSON_LIMIT, "a mapping of lists", dict)
     if "RGB_GALLERY" not in known:
         raise UserError(str(file), f"lists {few(known)}"[:300], "RGB_GALLERY and lists of queries")
-    names = _Names()
+    names: dict[int | str, str] = {}
     captions: dict[tuple[int, str], int] = {}
-    for where, number, parts in _entries(file, "RGB_GALLERY", known.pop("RGB_GALLERY"), 1):
-        person = names.of(where, number, parts[0], RGB)
-        records.picture(where, parts[0], person, RGB, role=GALLERY)
+    for where, number, (path,) in _entries(file, "RGB_GALLERY", known.pop("RGB_GALLERY"), 1):
+        records.picture(where, path, _person_of(where, names, number, path, RGB), RGB, role=GALLERY)
     for key, entries in known.items():
         words = key.split("+")
-        codes = [code for word in words if (code := modalities.code(word)) is not None and code != RGB]
-        if len(set(codes)) < len(words):
-            expected = "different ones of NIR, CP, SK, TEXT joined by +"
-            raise UserError(f"{file}, list {key!r}"[:300], "a list of unknown modalities", expected)
+        codes = [code for word in words if (code := modalities.code(word)) not in (None, RGB)]
         name = "_".join(MODALITIES[code] for code in codes)
-        if name in records.lists:
-            raise UserError(f"{file}, list {key!r}", f"{name} again", "each list once")
+        if len({*codes}) < len(words) or name in records.lists:
+            expected = "different ones of NIR, CP, SK, TEXT joined by +, each list once"
+            raise UserError(f"{file}, list {key!r}"[:300], "a list of unknown modalities", expected)
         queries = records.lists[name] = []
         for where, number, parts in _entries(file, key, entries, len(codes)):
+            query = [-1] * len(MODALITIES)
             # Images first: a person of whom a caption speaks is called as the folder of the images.
-            for code, part in zip(codes, parts, strict=True):
+            for code, part in sorted(zip(codes, parts, strict=True)):
                 if code != TEXT:
-                    names.of(where, number, part, code)
-            person, query = names.name(number), [-1] * len(MODALITIES)
-            for code, part in zip(codes, parts, strict=True):
-                if code == TEXT:
-                    row = captions.get((number, part))
-                    if row is None:
-                        row = records.caption(where, f"{person}#text", part, person, role=QUERY)
-                        captions[number, part] = row
-                else:
-                    row = records.number.get(part)
-                    if row is None:
-                        row = records.picture(where, part, person, code, role=QUERY)
+                    person, row = _person_of(where, names, number, part, code), records.number.get(part)
+                    row = records.picture(where, part, person, code, role=QUERY) if row is None else row
+                elif (row := captions.get((number, part))) is None:
+                    person = names.get(number, f"number {number}")  # without images a name that no folder bears
+                    row = records.caption(where, f"{person}#text", part, person, role=QUERY)
+                    captions[number, part] = row
                 query[code] = row
             queries.append(query)
         if not queries:
             raise UserError(f"{file}, list {key!r}", "no queries", "at least one")
-
-
-class _Names:
-    """Names of persons by their numbers in an annotation file: the folders of their images."""
-
-    def __init__(self):
-        self._names: dict[int | str, str] = {}
-        self._numbers: dict[str, int | str] = {}
-
-    @property
-    def persons(self) -> Iterable[str]:
-        """The names, in the order in which they were found."""
-        return self._numbers
-
-    def of(self, where: str, number: int | str, path: str, modality: int) -> str:
-        """Return the name in the path of an image. Raises UserError where that is another person's.
-
-        One person under two numbers would be two classes, and wrong for each other.
-        """
-        person = _person_of(where, path, modality)
-        if self._names.setdefault(number, person) != person:
-            raise UserError(where, f"person {number} in the folder {person}", f"{self._names[number]}, as before")
-        if self._numbers.setdefault(person, number) != number:
-            raise UserError(where, f"person {number} in {person}", f"{self._numbers[person]}, as before")
-        return person
-
-    def name(self, number: int) -> str:
-        """Return the name of a number; one of its own where no image has been seen, which no folder bears."""
-        return self._names.get(number, f"number {number}")
 
 
 def _entries(file: Path, key: str, entries: Json, parts: int) -> Iterator[tuple[str, int, list[str]]]:
@@ -197,23 +142,24 @@ def _entries(file: Path, key: str, entries: Json, parts: int) -> Iterator[tuple[
         raise UserError(f"{file}, list {key!r}", type(entries).__name__, "a list")
     for n, entry in enumerate(entries):
         where = f"{file}, {key} entry {n}"
-        if not isinstance(entry, list) or len(entry) != parts + 1:
-            raise UserError(where, f"{entry!r}"[:200], f"the number of a person and {parts} more")
-        number, *rest = entry
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise UserError(where, f"person {number!r}"[:200], "a whole number")
-        if not all(isinstance(part, str) and part for part in rest):
-            raise UserError(where, f"{rest!r}"[:200], "paths, and captions for TEXT")
-        yield where, number, rest
+        kinds = [*map(type, entry)] if isinstance(entry, list) else []
+        if kinds != [int, *[str] * parts]:
+            raise UserError(where, f"{entry!r}"[:200], f"the number of a person, and {parts} texts: paths, captions")
+        yield where, entry[0], entry[1:]
 
 
-def _person_of(where: str, path: str, modality: int) -> str:
-    """Return the person in `nir/0001/x.jpg`. Raises UserError where the first folder is not of this modality."""
-    folders = path.split("/")
-    if len(folders) != 3 or modalities.code(folders[0]) != modality or not folders[1]:
+def _person_of(where: str, names: dict[int | str, str], number: int | str, path: str, modality: int) -> str:
+    """Return the person in `nir/0001/x.jpg`, and note it as that of the number, by which captions know it.
+
+    Raises UserError where the first folder is not of this modality, and where the number is another person's.
+    """
+    parts = path.split("/")
+    if len(parts) != 3 or modalities.code(parts[0]) != modality or not parts[1]:
         folder = "vis" if modality == RGB else MODALITIES[modality]
         raise UserError(where, f"the path {path[:200]!r}", f"{folder}/<person>/<image>")
-    return folders[1]
+    if names.setdefault(number, parts[1]) != parts[1]:
+        raise UserError(where, f"person {number} in the folder {parts[1]}", f"{names[number]}, as before")
+    return parts[1]
 
 
 # SYSU-MM01: Wu et al., "RGB-Infrared Cross-Modality Person Re-Identification", ICCV 2017.
@@ -246,7 +192,7 @@ def _read_sysu(
         for camera in range(1, 7):
             if person in records.there.names(f"cam{camera}"):
                 kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
-                found += _whole_folder(records, f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
+                found += records.add_folder(f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
         if not found:
             raise UserError(str(persons[person]), f"person {person}, without images", "some of each")
     # Cameras 2 and 3 stand in one place; no other two do.
@@ -255,8 +201,7 @@ def _read_sysu(
 
 def _numbers(file: Path) -> list[str]:
     """Return persons of a file of numbers divided by commas, as four digits: their folders are called so."""
-    text = folders.read_text(file, JSON_LIMIT, "a text file in UTF-8")
-    words = [word.strip() for word in text.replace("\n", ",").split(",") if word.strip()]
+    words = folders.read_text(file, JSON_LIMIT, "a text file in UTF-8").replace(",", " ").split()
     bad = [word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)]
     if bad or not words:
         raise UserError(str(file), f"{few(bad)}"[:200] if bad else "no numbers", "numbers divided by commas")
@@ -281,7 +226,7 @@ def _market(path: Path) -> _Splits:
 
 def _read_market(records: Records, folder: str, role: int) -> None:
     """Read person and camera in names, `0002_c1s1_000451_03.jpg`; -1 is left out, 0000 is nobody in particular."""
-    names = _pictures(records, folder)
+    names = records.images_in(folder)
     if not names:
         raise UserError(str(records.root / folder), "no images", "the layout of Market-1501")
     for name in names:
@@ -296,39 +241,17 @@ def _read_market(records: Records, folder: str, role: int) -> None:
         if int(person) == 0 and role != GALLERY:
             raise UserError(where, "a distractor outside of the gallery", "a person in queries")
         camera = f"c{int(camera)}"
-        records.picture(where, f"{folder}/{name}", person if int(person) else None, RGB, camera, role)
+        who = person if int(person) else None
+        records.add(PersonRecord(where, f"{folder}/{name}", who, RGB, camera, role))
         records.places[camera] = int(camera[1:])
 
 
-# Files and folders.
-
-
-def _whole_folder(
-    records: Records, folder: str, person: str, modality: int, camera: str = "", role: int = EITHER
-) -> int:
-    """Add every image of a folder; how many there are."""
-    names = _pictures(records, folder)
-    for name in names:
-        records.picture(os.path.join(records.root, folder, name), f"{folder}/{name}", person, modality, camera, role)
-    return len(names)
-
-
-def _pictures(records: Records, folder: str) -> list[str]:
-    """Return names of the images of a folder, in their order; those of other kinds are left out."""
-    names = sorted(name for name in records.there.names(folder) if not is_hidden(name))
-    pictures = [name for name in names if os.path.splitext(name)[1].lower() in image_decode.SUFFIXES]
-    records.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*pictures})])
-    return pictures
-
-
-_LAYOUTS: dict[str, tuple[Callable[[Path], _Splits] | None, tuple[tuple[str, ...], ...]]] = {
+_LAYOUTS: dict[str, tuple[Callable[[Path], _Splits], tuple[tuple[str, ...], ...]]] = {
     "ORBench": (
         _orbench,
         (("train_annos.json",), ("test_gallery_and_queries.json",), ("text_annos.json",), ("train/text_annos.json",)),
     ),
     SYSU: (_sysu, (("exp", "cam1"),)),
     "Market-1501": (_market, (("bounding_box_train",), ("bounding_box_test",))),
-    "RegDB": (None, (("idx/train_visible_1.txt",), ("idx/test_visible_1.txt",))),
-    "LLCM": (None, (("idx/train_vis.txt",), ("test_vis",))),
 }
-"""Name of each layout, its reader (None: no longer read), and groups of names one of which is there as a whole."""
+"""Name of each layout, its reader, and groups of names one of which is there as a whole."""

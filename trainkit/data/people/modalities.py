@@ -6,18 +6,7 @@ from itertools import combinations
 
 from trainkit.interfaces import MODALITIES, RGB
 
-ALIASES = {
-    "vis": "rgb",
-    "visible": "rgb",
-    "color": "rgb",
-    "colour": "rgb",
-    "ir": "nir",
-    "infrared": "nir",
-    "thermal": "nir",
-    "pencil": "cp",
-    "sketch": "sk",
-    "caption": "text",
-}
+ALIASES = {"vis": "rgb", "visible": "rgb", "ir": "nir", "infrared": "nir", "pencil": "cp", "sketch": "sk"}
 """Other words that sets use."""
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -33,8 +33,6 @@ WHERE = "data.sampler"
 
 CHUNK = 256
 """Blocks that are drawn at once when batches are asked for one after another: a call of numpy costs 1 us or more."""
-FIRST = 8
-"""Blocks that are drawn at once where nobody has asked for the ones before."""
 
 _Runs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Start, size, quota and number of records in runs of cells."""
@@ -61,10 +59,8 @@ class _Blocks:
 class PK(_Blocks):
     """P people with K records each, of any modality."""
 
-    short: Literal["repeat", "drop"] = "repeat"
-    """People with fewer than K records. `repeat`: records repeat within a draw. `drop`: the person is not drawn."""
     epoch: Literal["people", "records"] = "people"
-    """Length of an epoch. `people`: every eligible person once. `records`: as many draws as there are records."""
+    """Length of an epoch. `people`: every person once. `records`: as many draws as there are records."""
     batches_per_epoch: Count | None = None
     """Blocks per epoch. null: as `epoch` says."""
     name: Literal["pk"] = "pk"
@@ -73,19 +69,9 @@ class PK(_Blocks):
 
 @dataclass(kw_only=True)
 class ModalPK(_Blocks):
-    """P people with K records each, of several modalities; each person has an RGB record and one of another
-    modality."""
+    """P people with K records each: one RGB record, the others of other modalities, one of each that the person has
+    before a second of any."""
 
-    ensure_rgb: bool = True
-    """true: one of the K records is RGB and the others are of other modalities. false: RGB is treated like the other
-    modalities."""
-    prefer_complete: bool = True
-    """true: one record of each modality of the person before a second of any. false: any of the records."""
-    half: bool = False
-    """K/2 records of RGB and K/2 of other modalities, strictly."""
-    short: Literal["repeat", "fill", "drop"] = "repeat"
-    """People with too few records. `repeat`: records repeat within a draw. `fill`: more RGB records. `drop`: the person
-    is not drawn."""
     epoch: Literal["people", "records"] = "people"
     """Length of an epoch. `people`: every eligible person once. `records`: as many draws as they have records."""
     batches_per_epoch: Count | None = None
@@ -93,22 +79,13 @@ class ModalPK(_Blocks):
     name: Literal["modal_pk"] = "modal_pk"
     """Kind of sampler."""
 
-    def __post_init__(self) -> None:
-        if self.half and self.each % 2:
-            raise ValueError(f"each is {self.each}; half needs an even number: K/2 of RGB and K/2 of other modalities")
-        if self.half and not self.ensure_rgb:
-            raise ValueError("half takes K/2 of RGB, but ensure_rgb is off; remove one of the two")
-        if self.short == "fill" and (self.half or not self.ensure_rgb):
-            what = "half takes K/2 of RGB strictly" if self.half else "ensure_rgb is off"
-            raise ValueError(f"short: fill takes more RGB records, but {what}; use repeat or drop")
-
 
 @dataclass(kw_only=True)
 class Pairs(_Blocks):
     """P RGB records with K-1 records of the same person from other modalities each; a person may occur twice in a
-    block.
+    block. An epoch takes every RGB record once.
 
-    With K = 2, pairs of two modalities. Each pass takes every RGB record once.
+    With K = 2, pairs of two modalities.
     """
 
     people: Annotated[int, Field(ge=2, le=100000)]
@@ -118,19 +95,10 @@ class Pairs(_Blocks):
     captions: Literal["any", "own"] = field(default="any", metadata={"hash": "set"})
     """First caption among the partners. `any`: of any of the person's images. `own`: of the RGB record, as in ReID5o,
     in turn where it has several; any where it has none."""
-    short: Literal["repeat", "fill", "drop"] = "repeat"
-    """People with fewer than K-1 records of other modalities. `repeat`: records repeat within a draw. `fill`: more RGB
-    records. `drop`: the person is not drawn."""
-    epoch: Literal["anchors", "people", "records"] = "anchors"
-    """Length of an epoch. `anchors`: as many draws as RGB records. `people`: as many as people. `records`: as many
-    draws as records."""
     batches_per_epoch: Count | None = None
-    """Blocks per epoch. null: as `epoch` says."""
+    """Blocks per epoch. null: every RGB record once."""
     name: Literal["pairs"] = "pairs"
     """Kind of sampler."""
-    # Of `modal_pk` these would be settings; an anchor is one RGB record.
-    ensure_rgb: ClassVar[bool] = True
-    half: ClassVar[bool] = False
 
 
 AnySampler = PK | ModalPK | Pairs
@@ -151,22 +119,12 @@ class Cells:
 
     @staticmethod
     def make(person: np.ndarray, modality: np.ndarray, persons: int) -> Cells:
-        """Sort records by person (-1: nobody's, left out) and modality.
-
-        Raises UserError naming the first record whose modality is none of `modalities.MODALITIES`: it is not taken for
-        RGB.
-        """
+        """Sort records by person (-1: nobody's, left out) and modality. Raises ValueError for numbers out of range."""
         person, modality = np.asarray(person), np.asarray(modality)
-        if person.shape != modality.shape or person.ndim != 1 or len(person) >= 1 << 31:
-            raise ValueError(f"{person.shape} people and {modality.shape} modalities; one each of a record is needed")
-        if len(person) and not -1 <= int(person.min()) <= int(person.max()) < persons:
-            raise ValueError(f"people from {person.min()} to {person.max()}; 0 to {persons - 1}, or -1, are needed")
-        held = np.bincount(modality[modality >= 0], minlength=len(MODALITIES)) if len(modality) else np.zeros(5)
-        if len(held) > len(MODALITIES) or held.sum() < len(modality):
-            row = int(np.flatnonzero((modality < 0) | (modality >= len(MODALITIES)))[0])
-            expected = ", ".join(f"{code} ({name})" for code, name in enumerate(MODALITIES))
-            raise UserError(f"record {row}", f"modality {int(modality[row])}", expected, "say what each record is")
-        known = tuple(np.flatnonzero(held).tolist()) or (RGB,)
+        for values, least, end in ((person, -1, persons), (modality, 0, len(MODALITIES))):
+            if values.shape != (len(person),) or (len(values) and not least <= values.min() <= values.max() < end):
+                raise ValueError(f"{values}; expected one of {least} to {end - 1} for each record")
+        known = tuple(np.unique(modality).tolist()) or (RGB,)
         column = np.searchsorted(known, np.arange(len(MODALITIES)))
         # Cell and row in one word, so that the fastest sort there is keeps the order within a cell.
         words = (person.astype(np.int64) * len(known) + column[modality]) << 32 | np.arange(len(person))
@@ -182,11 +140,6 @@ class Cells:
         """How many people there are, with records or without."""
         return (len(self.starts) - 1) // len(self.modalities)
 
-    @property
-    def bytes(self) -> int:
-        """Of both arrays."""
-        return self.rows.nbytes + self.starts.nbytes
-
     def counts(self) -> np.ndarray:
         """Return records of each person and modality, int64 (persons, 5), in the order of `modalities.MODALITIES`."""
         counts = np.zeros((self.persons, len(MODALITIES)), np.int64)
@@ -194,24 +147,10 @@ class Cells:
         return counts
 
 
-def eligible(spec: AnySampler, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return who can be drawn, and who could be but has too few records and is dropped; bool (persons,) each.
-
-    `counts`: `Cells.counts()`.
-    """
+def eligible(spec: AnySampler, counts: np.ndarray) -> np.ndarray:
+    """Return who can be drawn, bool (persons,). `counts`: `Cells.counts()`."""
     total = counts.sum(1)
-    others = total - counts[:, RGB]
-    if isinstance(spec, PK):
-        able, enough = total > 0, total >= spec.each
-    elif not spec.ensure_rgb:
-        able, enough = (counts > 0).sum(1) > 1, total >= spec.each
-    elif spec.half:
-        able = (counts[:, RGB] > 0) & (others > 0)
-        enough = np.minimum(counts[:, RGB], others) >= spec.each // 2
-    else:
-        able, enough = (counts[:, RGB] > 0) & (others > 0), others >= spec.each - 1
-    dropped = able & ~enough if spec.short == "drop" else np.zeros_like(able)
-    return able & ~dropped, dropped
+    return total > 0 if isinstance(spec, PK) else (counts[:, RGB] > 0) & (total > counts[:, RGB])
 
 
 class Draw:
@@ -224,13 +163,12 @@ class Draw:
         """
         self.spec, self.cells, self.seed = spec, cells, seed
         counts = cells.counts()
-        able, _ = eligible(spec, counts)
-        people = np.flatnonzero(able)
+        people = np.flatnonzero(eligible(spec, counts))
         self.persons, self.records = len(people), int(counts[people].sum())
-        if not self.persons:
-            raise UserError(WHERE, f"none of {cells.persons} people can be sampled", _needed(spec), _remedy(spec))
         if self.persons < 2:
-            raise UserError(WHERE, f"1 of {cells.persons} people can be sampled", f"at least 2, {_needed(spec)}")
+            needed = "records" if isinstance(spec, PK) else "an RGB record and one of another modality"
+            found = f"{self.persons} of {cells.persons} people can be sampled by {spec.name}"
+            raise UserError(WHERE, found, f"at least 2 people with {needed}")
         self._people = None if self.persons == cells.persons else people.astype(np.int32)
         self._ends = None
         if isinstance(spec, Pairs):
@@ -241,10 +179,9 @@ class Draw:
             self._captions = _captions(cells, of)
         self.units = self.persons if self._ends is None else int(self._ends[-1])
         self._fits(1)
-        lengths = {"people": self.persons // spec.people, "records": self.records // spec.block}
-        lengths["anchors"] = self.units // spec.people
-        self.lengths = {name: max(1, length) for name, length in lengths.items()}
-        self.batches = spec.batches_per_epoch or self.lengths[spec.epoch]
+        by_records = not isinstance(spec, Pairs) and spec.epoch == "records"
+        length = self.records // spec.block if by_records else self.units // spec.people
+        self.batches = spec.batches_per_epoch or max(1, length)
         self._kept = _NONE
 
     def __getstate__(self) -> dict[str, Any]:
@@ -260,37 +197,24 @@ class Draw:
         """Rows that an epoch draws."""
         return self.batches * self.block
 
-    @property
-    def bytes(self) -> int:
-        """Of the index and what is kept beside it."""
-        kept = (self._people, self._ends, *(self._captions or ()))
-        return self.cells.bytes + sum(array.nbytes for array in kept if array is not None)
+    def update(self, number: int, together: int) -> np.ndarray:
+        """Draw the rows of update `number` of `together` blocks, counted over all epochs, int64 (together * P * K,).
 
-    def rows(self, epoch: int, first: int, count: int, together: int = 1) -> np.ndarray:
-        """Return rows of `count` blocks from block `first` of an epoch, int64 (count, P x K).
+        They are drawn in chunks, across the ends of epochs, for those who ask for one after another.
+        """
+        kept, begin, chunk = self._kept
+        if kept != together or not begin <= number < begin + len(chunk):
+            count = max(1, CHUNK // together)
+            begin, chunk = number, self.blocks(number * together, count * together, together).reshape(count, -1)
+            self._kept = together, begin, chunk
+        return chunk[number - begin]
+
+    def blocks(self, number: int, count: int, together: int = 1) -> np.ndarray:
+        """Return rows of `count` blocks from block `number` on, counted on from epoch to epoch, int64 (count, P x K).
 
         A pure function of its arguments and the seed. `together` blocks, from a multiple of it on, are one update:
         their people (of `pairs` their anchors) are all different. Raises UserError where there are not so many.
         """
-        number = epoch * (self.batches // together * together) + first
-        return self._blocks(number, count, together)
-
-    def update(self, number: int, together: int) -> np.ndarray:
-        """Draw the rows of update `number` of `together` blocks, counted over all epochs, int64 (together * P * K,).
-
-        Asked for one after another they are drawn in chunks, across the ends of epochs.
-        """
-        kept, begin, chunk = self._kept
-        at = number - begin
-        if kept != together or not 0 <= at < len(chunk):
-            blocks = CHUNK if number == 0 or (kept == together and at == len(chunk)) else FIRST
-            count = max(1, blocks // together)
-            chunk = self._blocks(number * together, count * together, together).reshape(count, -1)
-            self._kept, at = (together, number, chunk), 0
-        return chunk[at]
-
-    def _blocks(self, number: int, count: int, together: int) -> np.ndarray:
-        """Return rows of `count` blocks from block `number` on, counted on from epoch to epoch."""
         self._fits(together)
         per_pass = self.units // (self.spec.people * together) * together
         block = number + np.arange(count)[:, None]
@@ -298,8 +222,7 @@ class Draw:
         place = (block - turn * per_pass) * self.spec.people + np.arange(self.spec.people)
         unit = rng.permuted(self.seed, "people", turn, self.units, place).reshape(-1)
         turn = np.broadcast_to(turn, place.shape).reshape(-1)
-        chosen = self._groups(unit, turn) if self._ends is None else self._pairs(unit, turn, self._ends)
-        return self.cells.rows[chosen].astype(np.int64).reshape(count, self.block)
+        return self.cells.rows[self._chosen(unit, turn)].astype(np.int64).reshape(count, self.block)
 
     def order(self, epoch: int, batch_size: int) -> DrawnRowOrder:
         """Return the order of an epoch: `order[update, first:last]` are rows.
@@ -326,51 +249,25 @@ class Draw:
 
     # ---- which records: places in `cells.rows`
 
-    def _groups(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
-        """Choose K records of each of these people in this turn, (people, K)."""
-        spec, each = self.spec, self.spec.each
-        person = unit if self._people is None else self._people[unit].astype(np.int64)
-        bounds, turn = self._bounds(person), turn[:, None]
-        if isinstance(spec, PK):
-            return self._take(*_run(bounds[:, :1], bounds[:, -1:], np.arange(each), each), turn)
-        if not spec.ensure_rgb:
-            which = np.arange(each) % (bounds[:, -1:] - bounds[:, :1])
-            return self._take(*self._others(bounds, turn, each, 0, which), turn)
-        ours = each // 2 if spec.half else 1
-        which, extra = self._shared(bounds, each - ours)
-        # RGB and the others in one: half of the calls, and the permutation is most of the work.
-        start, size, quota, number = (np.empty((len(unit), each), np.int64) for _ in range(4))
-        rgb = _run(bounds[:, :1], bounds[:, 1:2], np.arange(ours), ours)
-        others = self._others(bounds, turn, each - ours, 1, which)
-        for whole, first, rest in zip((start, size, quota, number), rgb, others, strict=True):
-            whole[:, :ours], whole[:, ours:] = first, rest
-        if extra is not None:
-            least = np.clip(each - (bounds[:, -1:] - bounds[:, 1:2]), 1, rgb[1])
-            quota[:, :1] = least
-            more = extra >= 0
-            for whole, value in zip((start, size, quota, number), (rgb[0], rgb[1], least, extra), strict=True):
-                np.copyto(whole[:, 1:], value, where=more)
-        return self._take(start, size, quota, number, turn)
-
-    def _pairs(self, unit: np.ndarray, turn: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Choose partners of each of these RGB records in this turn, (anchors, K).
-
-        `ends` are the running sums of RGB records by person.
-        """
-        need = self.spec.each - 1
-        place = np.searchsorted(ends, unit, side="right")
+    def _chosen(self, unit: np.ndarray, turn: np.ndarray) -> np.ndarray:
+        """Choose K records for each of these units in this turn, (units, K): a person, or of `pairs` an RGB record."""
+        each, place, ends = self.spec.each, unit, self._ends
+        if ends is not None:  # running sums of RGB records by person
+            place = np.searchsorted(ends, unit, side="right")
         person = place if self._people is None else self._people[place].astype(np.int64)
-        bounds = self._bounds(person)
-        rgb = bounds[:, 1:2] - bounds[:, :1]
-        anchor = unit[:, None] - (ends[place].astype(np.int64)[:, None] - rgb)
-        turn = turn[:, None] * rgb + anchor
-        which, extra = self._shared(bounds, need)
-        chosen = self._take(*self._others(bounds, turn, need, 1, which), turn)
-        if extra is not None:
-            chosen = np.where(extra < 0, chosen, bounds[:, :1] + (anchor + extra) % rgb)
+        bounds, turn = self._bounds(person), turn[:, None]
+        if isinstance(self.spec, PK):
+            return self._take(*_run(bounds[:, :1], bounds[:, -1:], np.arange(each), each), turn)
+        if ends is None:
+            first = self._take(*_run(bounds[:, :1], bounds[:, 1:2], np.arange(1), 1), turn)
+        else:
+            rgb = bounds[:, 1:2] - bounds[:, :1]
+            anchor = unit[:, None] - (ends[place].astype(np.int64)[:, None] - rgb)
+            first, turn = bounds[:, :1] + anchor, turn * rgb + anchor
+        others = self._take(*self._others(bounds, turn, each - 1), turn)
         if self._captions is not None:
-            chosen = self._with_own(chosen, bounds[:, 0] + anchor[:, 0], bounds, turn[:, 0], *self._captions)
-        return np.concatenate((bounds[:, :1] + anchor, chosen), axis=1)
+            others = self._with_own(others, first[:, 0], bounds, turn[:, 0], *self._captions)
+        return np.concatenate((first, others), axis=1)
 
     def _with_own(
         self,
@@ -414,33 +311,15 @@ class Draw:
         place = (turn - cycle * turns) * quota + which
         return start + rng.permuted(self.seed, "records", (start << 24) + cycle, size, place)
 
-    def _shared(self, bounds: np.ndarray, need: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Choose among a person's other records, by number, (people or 1, need): again where there are few.
+    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int) -> _Runs:
+        """Choose `need` records of the other modalities than RGB, (people, need), again where a person has fewer.
 
-        And with `short: fill`, where somebody has too few, the numbers of the RGB records to take in their place, -1
-        elsewhere: the draw's own RGB record is number 0.
+        They come in rounds, each taking one of each modality that has more; modalities are in another order in each
+        turn.
         """
-        which = np.arange(need)[None]
-        total = bounds[:, -1:] - bounds[:, 1:2]
-        if int(total.min()) >= need:
-            return which, None
-        if self.spec.short != "fill":
-            return which % total, None
-        # All of a person's records in a row: RGB record 0, the others, the rest of RGB; and from the start.
-        which = (1 + which) % (bounds[:, -1:] - bounds[:, :1])
-        extra = np.where(which == 0, 0, np.where(which > total, which - total, -1))
-        return np.where(extra < 0, which - 1, 0), extra
-
-    def _others(self, bounds: np.ndarray, turn: np.ndarray, need: int, first: int, which: np.ndarray) -> _Runs:
-        """Choose `need` records of the modalities from column `first` on, (people, need).
-
-        Where all are to come in rounds, each taking one of each modality that has more, modalities are in another order
-        in each turn.
-        """
-        spec = self.spec
-        if isinstance(spec, ModalPK) and not spec.prefer_complete:
-            return _run(bounds[:, first : first + 1], bounds[:, -1:], which, need)
-        bounds = bounds[:, first:]
+        total, which = bounds[:, -1:] - bounds[:, 1:2], np.arange(need)[None]
+        which = which if int(total.min()) >= need else which % total
+        bounds = bounds[:, 1:]
         people, columns = len(bounds), bounds.shape[1] - 1
         draws = rng.words(self.seed, "modalities", (bounds[:, 0] << 24) + turn[:, 0]) >> np.uint64(40)
         table = _orders(columns)
@@ -527,21 +406,3 @@ def _orders(columns: int) -> np.ndarray:
 def _divided(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Divide integers below 2^52, rounded down, by floating point, which is 10 times as fast."""
     return (one / other).astype(np.int64)
-
-
-def _needed(spec: AnySampler) -> str:
-    if isinstance(spec, PK):
-        return f"people with {spec.each} records" if spec.short == "drop" else "people with records"
-    if not spec.ensure_rgb:
-        some = "people with records of two modalities"
-        return f"{some} and {spec.each} in all" if spec.short == "drop" else some
-    if spec.half and spec.short == "drop":
-        return f"people with {spec.each // 2} RGB records and as many of other modalities"
-    number = f"{spec.each - 1} or more" if spec.short == "drop" else "one or more"
-    return f"people with an RGB record and {number} of other modalities"
-
-
-def _remedy(spec: AnySampler) -> str:
-    if spec.short == "drop":
-        return "set `short: repeat` to sample some of their records twice"
-    return "" if isinstance(spec, PK) else "set `name: pk` to sample records of any modality"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,20 +25,9 @@ _INDOORS = ("1", "2")
 _FIXED = 0
 """Seed of the galleries that are drawn: whatever the run's, so that runs are evaluated on the same ones."""
 
-SameCamera = Literal["ignore", "keep", "published"]
-"""What a query does with gallery images of its person from its own camera; see `dataset.People.same_camera`."""
-
-_UNKNOWN = frozenset({"", "-1", "-1.0", "nan", "none", "null", "na", "n/a", "<na>"})
-"""Names of no camera, as tables write a missing value; -1 is usual in lists of cameras."""
-
 
 def searches(
-    index: PeopleIndex,
-    rows: np.ndarray,
-    known: tuple[int, ...],
-    where: str,
-    strict: bool,
-    same_camera: SameCamera = "ignore",
+    index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool = False
 ) -> dict[str, tuple[np.ndarray, Search]]:
     """Return the searches in `rows` of a set, by the end of a split's name: rows of the index, queries and galleries.
 
@@ -55,19 +43,19 @@ def searches(
     drawn = {"": (gallery,)}
     if index.sysu:
         drawn = {end: _drawn(index, gallery, *setting) for end, setting in _SYSU.items()}
-    camera_rule = _camera_rule(index, queries, gallery, same_camera)
-    made = {end: _search(index, queries, galleries, camera_rule, where) for end, galleries in drawn.items()}
+    place, rule = _camera_rule(index, queries, gallery)
+    made = {end: _search(index, queries, galleries, place, rule, where) for end, galleries in drawn.items()}
     own, first = made[""]
     return made | {f".{kind}": (own, replace(first, kind=kind, strict=strict)) for kind in ("ranked", "reranked")}
 
 
 def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> dict[str, np.ndarray]:
     """Name of a list to rows of the index, (queries, 5)."""
-    if lists := index.lists():
+    if index.lists:
         # A query with a record of somebody else, or of another modality, is not asked. Row -1 is none.
         there = np.zeros(len(index) + 1, bool)
         there[rows[np.isin(index.modality[rows], known)]] = there[-1] = True
-        lists = {name: some[there[some].all(1)].astype(np.int64) for name, some in lists.items()}
+        lists = {name: some[there[some].all(1)].astype(np.int64) for name, some in index.lists.items()}
         return {name: some for name, some in lists.items() if len(some)}
     asks = rows[(index.role[rows] != 2) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
     person, modality = index.person[asks], index.modality[asks]
@@ -82,16 +70,14 @@ def combined(
     person: np.ndarray,
     modality: np.ndarray,
     wanted: Sequence[tuple[int, ...]],
-    *,
-    any_of: bool = False,
     cap: bool = False,
 ) -> list[np.ndarray]:
     """Combine records into queries by each of the `wanted` sets of modalities, int64 (queries, 5): rows, -1 for none.
 
-    `person` is 0 or more for each record. Of whoever has records of all modalities of a set (with `any_of`, of one at
-    least) there are as many queries as records of the modality with the most of them; query t takes of each modality
-    record t, and begins again where there are fewer. So with one modality each record asks once. With `cap` a person is
-    asked for with several at once no more often than half of the person's records.
+    `person` is 0 or more for each record. Of whoever has records of all modalities of a set there are as many queries
+    as records of the modality with the most of them; query t takes of each modality record t, and begins again where
+    there are fewer. So with one modality each record asks once. With `cap` a person is asked for with several at once
+    no more often than half of the person's records.
     """
     people, kinds = int(person.max(initial=-1)) + 1, len(MODALITIES)
     cell = np.asarray(person, np.int64) * kinds + modality
@@ -104,11 +90,9 @@ def combined(
         chosen[number, 0, list(some)] = True
     # (sets, people, 5): how many records of each of its modalities.
     held = sizes * chosen
-    there = held > 0
-    able = there.any(2) if any_of else (there == chosen).all(2)
-    times = held.max(2, initial=0) * able
+    times = held.max(2, initial=0) * ((held > 0) == chosen).all(2)
     if cap:
-        times = np.where(there.sum(2) > 1, np.minimum(times, sizes.sum(1) // 2), times)
+        times = np.where(chosen.sum(2) > 1, np.minimum(times, sizes.sum(1) // 2), times)
     flat = times.reshape(-1)
     # Which set and person each query is of, and the how manieth of these it is.
     which = np.repeat(np.arange(len(flat)), flat)
@@ -124,8 +108,9 @@ def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) ->
     if indoors:
         cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
         gallery = gallery[np.isin(index.camera[gallery], cameras)]
-    ids = index.ids()
-    codes = np.asarray([zlib.crc32(ids[row].encode(errors="surrogateescape")) for row in gallery.tolist()], np.int64)
+    codes = np.asarray(
+        [zlib.crc32(index.ids[row].encode(errors="surrogateescape")) for row in gallery.tolist()], np.int64
+    )
     cell = index.person[gallery].astype(np.int64) * (len(index.cameras) + 1) + index.camera[gallery]
     trials = []
     for trial in range(TRIALS):
@@ -139,32 +124,31 @@ def _search(
     index: PeopleIndex,
     queries: Mapping[str, np.ndarray],
     galleries: tuple[np.ndarray, ...],
-    camera_rule: _CameraRule,
+    place: np.ndarray,
+    rule: str,
     where: str,
 ) -> tuple[np.ndarray, Search]:
     """Return rows of the index that take part, ascending, and the search among them."""
     if not all(len(rows) for rows in galleries):
         raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb images of every setting")
-    asked = [some.reshape(-1) for some in queries.values()]
-    rows = np.unique(np.concatenate([*asked, *galleries]))
+    rows = np.unique(np.concatenate([*(some.reshape(-1) for some in queries.values()), *galleries]))
     rows = rows[rows >= 0]
-    place = np.full(len(index) + 1, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    ids = index.ids()
+    row_of = np.full(len(index) + 1, -1, np.int64)
+    row_of[rows] = np.arange(len(rows))
     groups: dict[str, tuple[str, ...]] = {}
     for name, some in queries.items():
         group = f"modal_{int((some[0] >= 0).sum())}"
         groups[group] = (*groups.get(group, ()), name)
     search = Search(
-        np.asarray(index.person[rows], np.int64),
-        camera_rule.place[rows],
-        tuple(place[some] for some in galleries),
-        {name: place[some] for name, some in queries.items()},
-        tuple(ids[row] for row in rows.tolist()),
-        dict(sorted(groups.items())),
-        index.sysu,
-        "place" if index.sysu else "person",
-        rule=camera_rule.sentence,
+        person=np.asarray(index.person[rows], np.int64),
+        place=place[rows],
+        galleries=tuple(row_of[some] for some in galleries),
+        queries={name: row_of[some] for name, some in queries.items()},
+        ids=tuple(index.ids[row] for row in rows.tolist()),
+        groups=dict(sorted(groups.items())),
+        by_person=index.sysu,
+        hides="place" if index.sysu else "person",
+        rule=rule,
     )
     return rows, search
 
@@ -172,67 +156,25 @@ def _search(
 # Gallery images from the camera of a query.
 
 
-@dataclass(frozen=True)
-class _CameraRule:
-    place: np.ndarray
-    """int64 (records of the index,), as `Search.place`."""
-    sentence: str
-
-
-def _camera_rule(
-    index: PeopleIndex, queries: Mapping[str, np.ndarray], gallery: np.ndarray, same_camera: SameCamera
-) -> _CameraRule:
-    """Choose the places by which queries ignore gallery images, and say how.
+def _camera_rule(index: PeopleIndex, queries: Mapping[str, np.ndarray], gallery: np.ndarray) -> tuple[np.ndarray, str]:
+    """Choose the places by which queries ignore gallery images, int64 (records,) as `Search.place`, and say how.
 
     Published sets have the places of their protocols; elsewhere each camera is a place, and a caption is from none.
     Where that would leave no query a match, as with one camera in all, nothing is ignored.
     """
-    none = np.full(len(index), -1, np.int64)
     own = np.asarray(index.place, np.int64)
-    if same_camera == "keep":
-        return _CameraRule(none, "gallery images from the camera of a query count (same_camera: keep)")
     if index.sysu:
-        return _CameraRule(own, "gallery images of anybody from the place of a query are ignored")
-    published = bool((own >= 0).any())
-    if same_camera == "published" and not published:
-        return _CameraRule(own, "gallery images from the camera of a query count (same_camera: published)")
-    place = own if published else _cameras(index)
-    asked = np.concatenate(list(queries.values()))
-    if not (place[gallery] >= 0).any() or not (place[asked[asked >= 0]] >= 0).any():
-        return _CameraRule(own, "cameras of queries or gallery are not known, so none is ignored")
-    there, hidden = _matches(asked, gallery, index.person, place)
+        return own, "gallery images of anybody from the place of a query are ignored"
+    place = own if (own >= 0).any() else np.where(index.modality == TEXT, -1, index.camera).astype(np.int64)
+    there, hidden = _matches(np.concatenate(list(queries.values())), gallery, index.person, place)
     lost = int(((there > 0) & (there == hidden)).sum())
     if not hidden.any():
-        return _CameraRule(own, "no query has gallery images of its person from its own camera")
+        return own, "no gallery image of a query's person is known to be from its camera, so none is ignored"
     if lost == (there > 0).sum():
-        cameras = number_of(len(np.unique(place[gallery][place[gallery] >= 0])), "cameras")
-        return _CameraRule(
-            none, f"every match is from the camera of its query ({cameras} in the gallery), so none is ignored"
-        )
+        return np.full_like(own, -1), "every match is from the camera of its query, so none is ignored"
     said = f"gallery images of the person from the camera of a query are ignored, {hidden.sum():,} of {there.sum():,}"
-    left = f"; {lost:,} of {number_of(len(asked), 'queries', 'query')} have no other match and are in no mean"
-    return _CameraRule(place, said + left * bool(lost))
-
-
-def loses(rule: str) -> bool:
-    """Return True for the sentence of a rule that leaves out queries, or that the cameras of a set do not allow."""
-    return "in no mean" in rule or rule.startswith("every match")
-
-
-def _cameras(index: PeopleIndex) -> np.ndarray:
-    """Number the cameras of the records, int64 (records,): -1 for captions and where none is known.
-
-    `1`, `1.0` and `01` are one camera, and so are names that differ in the case of letters.
-    """
-    numbers: dict[str, int] = {}
-    places = []
-    for name in index.cameras:
-        plain = name.strip().casefold()
-        whole, _, rest = plain.partition(".")
-        if whole.isascii() and whole.isdigit() and not rest.strip("0"):
-            plain = whole.lstrip("0") or "0"
-        places.append(-1 if plain in _UNKNOWN else numbers.setdefault(plain, len(numbers)))
-    return np.where(index.modality == TEXT, -1, np.asarray([*places, -1], np.int64)[index.camera])
+    left = f"; {lost:,} of {number_of(len(there), 'queries', 'query')} have no other match and are in no mean"
+    return place, said + left * bool(lost)
 
 
 def _matches(

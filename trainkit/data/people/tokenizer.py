@@ -10,13 +10,13 @@ import functools
 import gzip
 import html
 import itertools
-import re
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -38,60 +38,37 @@ word, and the two ids around a caption there are 49,408 ids."""
 MERGES_LIMIT = 32 << 20
 """Largest file of pairs that is read, in bytes, unpacked. CLIP's has 3.2 million."""
 
-_SPACE = re.compile(r"\s+")
-_CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
-_ASCII_PIECE = re.compile("|".join(_CONTRACTIONS) + r"|[a-z]+|[0-9]|[^\sa-z0-9]+")
 _STRAIGHT = str.maketrans("‘’‚‛“”„‟", "''''\"\"\"\"")
 _LAST = "</w>"
 """Marks the end of a word in CLIP's pairs."""
 
 
-class Tokens(Protocol):
+class Tokens(ABC):
     """Tokenizer of captions."""
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of ids, `PADDING` among them."""
-        ...
+    vocabulary: int
+    """Number of ids, `PADDING` among them."""
+    length: int
+    """Ids of a row."""
+    begin: int | None
+    """Id that begins a caption, where there is one."""
+    end: int
+    """Id that ends a caption, and stands nowhere else: the highest."""
 
-    @property
-    def length(self) -> int:
-        """Ids of a row."""
-        ...
-
-    @property
-    def begin(self) -> int | None:
-        """Id that begins a caption, where there is one."""
-
-    @property
-    def end(self) -> int:
-        """Id that ends a caption, and stands nowhere else: the highest."""
-        ...
-
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Return the ids of a caption, its end included, `length` at most: what is too long is cut, and still ends."""
-        ...
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(Tokens):
     """Words and numbers in lower case, each an id by its CRC-32: nothing has to be learnt or kept, and a word has the
     same id in every set. Two words may share one: of 1,000 in a vocabulary of 4,096, about one in five does."""
 
-    vocabulary: int
-    length: int
-    begin: None = None
-    rule: Literal[1, 2] = 2
-    """Of `words.words`."""
-
-    def __post_init__(self) -> None:
-        if self.vocabulary < 3 or self.length < 2:
-            raise ValueError(f"{self.vocabulary} ids and rows of {self.length}: at least 3 and 2 are needed")
-
-    @property
-    def end(self) -> int:
-        """The highest id."""
-        return self.vocabulary - 1
+    def __init__(self, vocabulary: int, length: int, rule: Literal[1, 2] = 2):
+        """`rule` is that of `words.words`."""
+        self.vocabulary, self.length = vocabulary, length
+        self.rule: Literal[1, 2] = rule
+        self.begin, self.end = None, vocabulary - 1
 
     def encode(self, text: str) -> list[int]:
         """Return ids 1 .. vocabulary-2 for the words, and the highest for the end."""
@@ -100,7 +77,7 @@ class Words:
         return [*ids[: self.length - 1], self.end]
 
 
-class Clip:
+class Clip(Tokens):
     """CLIP's byte pairs: 49,408 ids, of which the last two begin and end a caption.
 
     Read from its file of pairs, `bpe_simple_vocab_16e6.txt.gz`, or any of that form (`merges.txt`). Text that was
@@ -111,12 +88,9 @@ class Clip:
 
     def __init__(self, file: Path | str, length: int = 77):
         """Read the pairs. Raises UserError where the file is not there, or not one of pairs."""
-        if length < 3:
-            raise ValueError(f"rows of {length}: at least 3 ids are needed")
         self.length = length
-        self._letters = _letters()
         pairs = read_merges(Path(file))
-        units = list(self._letters.values())
+        units = list(_letters().values())
         names = [*units, *(unit + _LAST for unit in units), *(a + b for a, b in pairs)]
         # Where two pairs join to one text the later one gives its id, as in a dictionary that is filled in order.
         self._ids = {name: number for number, name in enumerate(names)}
@@ -128,9 +102,8 @@ class Clip:
     def encode(self, text: str) -> list[int]:
         """Return ids of a caption between those that begin and end it."""
         text = unicodedata.normalize("NFC", text[:CHARACTERS]).translate(_STRAIGHT)
-        text = _SPACE.sub(" ", html.unescape(html.unescape(text))).strip().lower()
-        ids = [self.begin]
-        for piece in pieces(text):
+        ids = [self.vocabulary - 2]
+        for piece in words.pieces(html.unescape(html.unescape(text)).strip().lower()):
             ids += self._piece(piece)
             if len(ids) >= self.length:
                 break
@@ -139,7 +112,7 @@ class Clip:
     def _piece(self, piece: str) -> list[int]:
         if (known := self._known.get(piece)) is not None:
             return known
-        units = [self._letters[byte] for byte in piece.encode(errors="replace")]
+        units = [_letters()[byte] for byte in piece.encode(errors="replace")]
         units[-1] += _LAST
         while len(units) > 1:
             best = min(itertools.pairwise(units), key=lambda pair: self._ranks.get(pair, MERGES))
@@ -180,14 +153,7 @@ class Captions:
         """Make the tokenizer. Raises UserError where the file is not what is needed."""
         if self.file is not None:
             return _clip(locate(self.file), self.length)
-        return Words(self.vocabulary, self.length, rule=self.rule)
-
-    def describe(self) -> str:
-        """Return the tokenizer and its rule in words."""
-        if self.file is not None:
-            return f"CLIP's byte pairs, {Path(self.file).name}"
-        by = "Chinese and Japanese by character, Thai, Lao, Khmer and Burmese by grapheme cluster"
-        return f"words, rule {self.rule}: " + (by if self.rule == 2 else "runs of letters and digits")
+        return Words(self.vocabulary, self.length, self.rule)
 
 
 @functools.lru_cache(maxsize=4)
@@ -205,24 +171,15 @@ def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
     return out
 
 
-def odd(tokens: Tokens, texts: Sequence[str], ids: np.ndarray) -> list[str]:
-    """Return sentences about captions that lose their words: no token, one alone, or more than a row takes.
+def losses(tokens: Tokens, ids: np.ndarray) -> list[str]:
+    """Return sentences about captions that lose their words: one token or none, as without spaces, or too many.
 
-    `ids`: the `table` of these `texts`.
+    `ids`: a `table` of captions.
     """
     held = (ids != PADDING).sum(1) - 1 - (tokens.begin is not None)
-    room, told = tokens.length - 1 - (tokens.begin is not None), []
-    if count := int((held == 0).sum()):
-        told.append(f"{count:,} of {len(texts):,} captions have no word, such as {texts[int(held.argmin())][:60]!r}")
-    if 2 * (count := int((held == 1).sum())) > len(texts):
-        example = texts[int((held == 1).argmax())][:60]
-        told.append(
-            f"{count:,} of {len(texts):,} captions are one token each, such as {example!r}, so that captions are equal "
-            "or have nothing in common; write spaces between words"
-        )
-    if count := int((held >= room).sum()):
-        told.append(f"{count:,} of {len(texts):,} captions have {room} tokens or more; the first {room} are read")
-    return told
+    room = tokens.length - 1 - (tokens.begin is not None)
+    found = {"one token or none": held < 2, f"{room} tokens or more, of which the first {room} are read": held >= room}
+    return [f"{those.sum():,} of {len(ids):,} captions have {what}" for what, those in found.items() if those.any()]
 
 
 def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | None, end: int) -> np.ndarray:
@@ -247,53 +204,25 @@ def leave_out(ids: np.ndarray, draws: np.ndarray, share: float, begin: int | Non
     return np.where(place < keep.sum(1)[:, None], moved, PADDING).astype(ids.dtype)
 
 
-def pieces(text: str) -> Iterator[str]:
-    """Cut a text in lower case as CLIP does before it joins pairs: words, single digits, and the rest between them."""
-    if text.isascii():
-        yield from _ASCII_PIECE.findall(text)
-        return
-    at = 0
-    while at < len(text):
-        kind, end = _kind(text[at]), at + 1
-        found = next((c for c in _CONTRACTIONS if text.startswith(c, at)), None)
-        if found is not None:
-            end = at + len(found)
-        elif kind != "N":
-            while end < len(text) and _kind(text[end]) == kind:
-                end += 1
-        if kind != " ":
-            yield text[at:end]
-        at = end
-
-
 def read_merges(file: Path) -> list[tuple[str, str]]:
     """Read pairs of CLIP's file, most frequent first, `MERGES` at most. Raises UserError naming file and line."""
     make = "CLIP's bpe_simple_vocab_16e6.txt.gz, a line for each pair"
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
             data = stream.read(MERGES_LIMIT + 1)
-        if len(data) > MERGES_LIMIT:
-            raise UserError(str(file), f"more than {MERGES_LIMIT} bytes", make)
-        lines = data.decode().split("\n")
-    except FileNotFoundError:
-        raise UserError(str(file), "does not exist", make) from None
+        lines = data.decode().rstrip("\n").split("\n")[1 : MERGES + 1]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(str(file), f"cannot be read ({error})"[:200], make) from None
-    pairs = []
-    for number, line in enumerate(lines[1 : MERGES + 1], start=2):
-        parts = tuple(line.split())
-        if not parts and not any(lines[number:]):
-            break  # the last line has an end
-        if len(parts) != 2:
-            raise UserError(f"{file}, line {number}", f"{line[:80]!r}", "two texts, one space between them")
-        pairs.append(parts)
-    if not pairs:
-        raise UserError(str(file), "no pairs", make)
+    if len(data) > MERGES_LIMIT or not lines:
+        raise UserError(str(file), f"{len(data)} bytes or more, {len(lines)} pairs", make)
+    pairs: list[tuple[str, str]] = []
     known = set(_letters().values()) | {unit + _LAST for unit in _letters().values()}
-    for number, pair in enumerate(pairs, start=2):
-        if not known.issuperset(pair):
-            raise UserError(f"{file}, line {number}", f"{' '.join(pair)[:80]!r}", "texts that earlier pairs make", make)
-        known.add("".join(pair))
+    for number, line in enumerate(lines, start=2):
+        parts = line.split()
+        if len(parts) != 2 or not known.issuperset(parts):
+            raise UserError(f"{file}, line {number}", f"{line[:80]!r}", "two texts that earlier pairs make", make)
+        pairs.append((parts[0], parts[1]))
+        known.add("".join(parts))
     return pairs
 
 
@@ -315,12 +244,3 @@ def _merged(units: Sequence[str], pair: tuple[str, str]) -> list[str]:
         out.append("".join(pair) if both else units[at])
         at += 1 + both
     return out
-
-
-@functools.lru_cache(maxsize=4096)
-def _kind(character: str) -> str:
-    """Return `L` for letters, `N` for numbers, a space for spaces, `O` for others."""
-    if character.isspace():
-        return " "
-    first = unicodedata.category(character)[0]
-    return first if first in "LN" else "O"

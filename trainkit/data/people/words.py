@@ -1,11 +1,11 @@
-"""Cut a caption into words, whatever its language: the rules of the tokenizer `words`."""
+"""Cut a caption into words, whatever its language: the rules of the tokenizer `words`, and CLIP's."""
 
 from __future__ import annotations
 
 import functools
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 _LETTERS = re.compile(r"[^\W_]+")
@@ -25,6 +25,10 @@ _AM = {"\u0e4d\u0e32": "\u0e33", "\u0ecd\u0eb2": "\u0eb3"}
 """AM of Thai and Lao, which NFKC divides, to the sign that it is."""
 _SPACE = "\u200b"
 """Zero width space: ends a word."""
+_ASSIGNED = (range(0x20000), range(0xE0000, 0xE0200))
+"""Codes among which there are marks, numbers and signs that cannot be seen: all but ideographs and private use."""
+_VARIANTS = ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF), (0x180B, 0x180F))
+"""Marks that choose a form of the character before."""
 
 
 def words(text: str, rule: Literal[1, 2] = 2) -> list[str]:
@@ -45,22 +49,34 @@ def words(text: str, rule: Literal[1, 2] = 2) -> list[str]:
     return word.findall(text)
 
 
+def pieces(text: str) -> list[str]:
+    """Cut a text in lower case as CLIP does before it joins pairs: words, single digits, and the rest between them."""
+    return _clip_pattern(text.isascii()).findall(text)
+
+
+@functools.cache
+def _clip_pattern(ascii_only: bool) -> re.Pattern[str]:
+    number = "0-9" if ascii_only else _class(_of(lambda category: category[0] == "N"))
+    letter = f"(?:(?![{number}])[^\\W_])"
+    return re.compile(f"'s|'t|'re|'ve|'m|'ll|'d|{letter}+|[{number}]|(?:(?![{number}])[\\W_](?<!\\s))+")
+
+
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     """Compile a pattern of what is left out, and one of a word."""
-    marks, unseen = [], []
-    for code in (0xAD, *range(0x300, 0x20000), *range(0xE0000, 0xE0200)):
-        category = unicodedata.category(chr(code))
-        variant = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or 0x180B <= code <= 0x180F
-        if variant or (category == "Cf" and chr(code) != _SPACE):
-            unseen.append((code, code))
-        elif category[0] == "M":
-            marks.append((code, code))
+    variants = [(code, code) for first, last in _VARIANTS for code in range(first, last + 1)]
+    unseen = sorted({*_of(lambda category: category == "Cf"), *variants} - {(ord(_SPACE),) * 2})
+    marks = [code for code in _of(lambda category: category[0] == "M") if code not in {*unseen}]
     mark, single, unspaced, letter = _class(marks), _class(_SINGLE), _class(_UNSPACED), r"(?=[^\W_])"
     signs = f"(?:[{_STACKING}]{letter}[{unspaced}]|[{mark}{''.join(_AM.values())}])*"
     several = f"(?:(?![{single}{unspaced}])[^\\W_][{mark}]*)+"
     word = f"{letter}[{single}][{mark}]*|{letter}[{unspaced}]{signs}|{several}"
     return re.compile(f"[{_class(unseen)}]"), re.compile(word)
+
+
+def _of(chosen: Callable[[str], bool]) -> list[tuple[int, int]]:
+    """List the codes of characters whose category is chosen, as ranges of one."""
+    return [(code, code) for codes in _ASSIGNED for code in codes if chosen(unicodedata.category(chr(code)))]
 
 
 def _class(ranges: Iterable[tuple[int, int]]) -> str:
