@@ -7,7 +7,7 @@
 them. The first epoch is not timed; it gives the proof, the same for all sides to the last bit: each image's pixels
 and label, once. The loaders of others have two worker processes and go from epoch to epoch without a pause, ours has
 none: it reads in this process, with as many threads as there are cores. `encoded` keeps the JPEG files end to end, for
-torchvision or simplejpeg to decode; `cached` keeps the pixels. Normalisation is left out on all sides.
+torchvision to decode; `cached` keeps the pixels. Normalisation is left out on all sides.
 
 Sides take turns of half a second or more, of two batches at a time, one of each worker.
 
@@ -100,19 +100,10 @@ def arrow(case: str) -> Sample:
 
 
 def encoded(case: str) -> Sample:
-    """JPEG files end to end, decoded by torchvision, as without the extra `fast`."""
+    """JPEG files end to end, decoded by torchvision."""
     from trainkit.data.formats import image_decode
 
-    image_decode.plain_decoder = image_decode._torchvision
-    return ours("encoded", image_decode._torchvision())
-
-
-def simplejpeg(case: str) -> Sample:
-    """The same with the extra `fast`."""
-    from trainkit.data.formats import image_decode
-
-    image_decode.plain_decoder = image_decode._simplejpeg
-    return ours("encoded", image_decode._simplejpeg())
+    return ours("encoded", image_decode.plain_decoder())
 
 
 def cached(case: str) -> Sample:
@@ -139,11 +130,11 @@ def alone(decoder: Callable, packed) -> Callable[[], float]:
     found = [np.frombuffer(packed.encoded(row), np.uint8) for row in range(len(packed))]
 
     def decode(number: int) -> int:
-        following, out, count = itertools.cycle(found[number:] + found[:number]), np.empty((SIDE, SIDE, 4), np.uint8), 0
+        following, count = itertools.cycle(found[number:] + found[:number]), 0
         end = time.perf_counter() + ALONE
         while time.perf_counter() < end:
             for data in itertools.islice(following, 64):
-                decoder(data, out)
+                decoder(data)
             count += 64
         return count
 
@@ -217,15 +208,14 @@ CONTEST = Contest(
         "imagefolder_2w": imagefolder,
         "datasets_2w": arrow,
         "trainkit_encoded": encoded,
-        "trainkit_simplejpeg": simplejpeg,
         "trainkit_cached": cached,
     },
     more_is_better=True,
     turns=True,
-    ours=("trainkit_encoded", "trainkit_simplejpeg", "trainkit_cached"),
+    ours=("trainkit_encoded", "trainkit_cached"),
     targets=tuple(
         Target("", f"trainkit_{side}", limit, against=f"{peer}_2w", least=True, words=f"{side}, / {peer}_2w,")
-        for side, limit in (("encoded", 3), ("simplejpeg", 3), ("cached", 50))
+        for side, limit in (("encoded", 3), ("cached", 50))
         for peer in ("imagefolder", "datasets")
     ),
     share=0.67,

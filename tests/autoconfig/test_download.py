@@ -161,7 +161,7 @@ def test_data_sets_of_the_hub_are_brought_and_an_offline_switch_is_respected(web
         return str(tmp_path / "hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    monkeypatch.setattr(hub, "_files", lambda path, name: ["a.parquet"])
+    monkeypatch.setattr(hub, "_patterns", lambda name, where: ["a.parquet"])
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "a.parquet").touch()
     file = recipe(tmp_path, extra=", evaluate: {a: 'hf://some/faces@v1'}")

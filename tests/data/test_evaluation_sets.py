@@ -25,15 +25,6 @@ def save(file: Path, seed: int, size: int = 8) -> None:
     Image.fromarray(pixels).save(file, "PNG")
 
 
-def plain(root: Path) -> Path:
-    for i, name in enumerate(NAMES):
-        save(root / name, i)
-    rows = (f"{n},{t},{m},{f}" for n, t, m, f in zip(NAMES, TEMPLATE, MEDIA, FACENESS, strict=True))
-    (root / "templates.csv").write_text("\n".join(["path,template,media,faceness", *rows]))
-    (root / "template_pairs.csv").write_text("\n".join(["first,second,same", *("{},{},{}".format(*p) for p in PAIRS)]))
-    return root
-
-
 def insightface(root: Path, size: int = 8) -> Path:
     for i, name in enumerate(NAMES):
         save(root / "loose_crop" / name, i, size)
@@ -47,9 +38,8 @@ def insightface(root: Path, size: int = 8) -> Path:
     return root
 
 
-@pytest.mark.parametrize("form", [plain, insightface])
-def test_every_form_of_template_metadata_gives_one_protocol(tmp_path, form):
-    root = form(tmp_path / "set")
+def test_template_metadata_gives_a_protocol(tmp_path):
+    root = insightface(tmp_path / "set")
     import_images.import_evaluation(root, tmp_path / "out", image_size=8)
     data = Packed(tmp_path / "out")
     protocol = data.protocol()
@@ -66,29 +56,35 @@ def test_every_form_of_template_metadata_gives_one_protocol(tmp_path, form):
 @pytest.mark.parametrize(
     ("file", "text", "words"),
     [
-        ("template_pairs.csv", "first,second,same\n1,5,1\n", "pair 0.*template 5"),
-        ("template_pairs.csv", "first,second,same\n1,4,2\n", "pair 0.*same: 2"),
-        ("template_pairs.csv", "first,second,same\n1,4\n", "template_pairs"),
-        ("template_pairs.csv", "first,second,same\n1,x,1\n", "template_pairs"),
-        ("template_pairs.csv", "a,b,c\n1,4,1\n", "line 1"),
-        ("template_pairs.csv", "first,second,same\n", "0 pairs"),
-        ("template_pairs.csv", "", "0 bytes"),
-        ("templates.csv", "path,template,media\n../../../etc/passwd,1,1\n0.jpg,4,1\n1.jpg,9,1\n", "inside"),
-        ("templates.csv", "path,template,media,faceness\n0.jpg,1,1,nan\n0.jpg,4,1,1\n1.jpg,9,1,1\n", "faceness"),
-        ("templates.csv", "path,template,media\n0.jpg,1,99999999999999999999\n", "templates"),
+        ("template_pair_label", "1 5 1\n", "pair 0.*template 5"),
+        ("template_pair_label", "1 4 2\n", "pair 0.*same: 2"),
+        ("template_pair_label", "1 4\n", "template_pair_label"),
+        ("template_pair_label", "1 x 1\n", "template_pair_label"),
+        ("template_pair_label", "", "template_pair_label.*cannot be read"),
+        ("template_pair_label", None, "template_pair_label.*is missing"),
+        ("face_tid_mid", "0.jpg 1 99999999999999999999\n", "face_tid_mid"),
+        ("face_tid_mid", "1.jpg 1 1\n", "other images or another order"),
+        ("name_5pts_score", "x.jpg\n", "name_5pts_score"),
     ],
 )
 def test_bad_template_metadata_is_named(tmp_path, file, text, words):
-    root = plain(tmp_path / "set")
-    (root / file).write_text(text)
+    root = insightface(tmp_path / "set")
+    place = root / "meta" / f"ijbc_{file}.txt"
+    place.write_text(text) if text is not None else place.unlink()
     with pytest.raises(UserError, match=words):
         evaluation_sets.recognise(root)
 
 
-def test_missing_pairs_are_named(tmp_path):
-    root = plain(tmp_path / "set")
-    (root / "template_pairs.csv").unlink()
-    with pytest.raises(UserError, match=r"template_pairs\.csv"):
+def test_paths_and_faceness_of_templates_are_checked(tmp_path):
+    root = insightface(tmp_path / "set")
+    points = root / "meta" / "ijbc_name_5pts_score.txt"
+    points.write_text(points.read_text().replace(" 0.5\n", " nan\n"))
+    with pytest.raises(UserError, match="an empty faceness"):
+        evaluation_sets.recognise(root)
+    points.unlink()
+    names = root / "meta" / "ijbc_face_tid_mid.txt"
+    names.write_text(names.read_text().replace("0.jpg", "../../../etc/passwd"))
+    with pytest.raises(UserError, match="inside"):
         evaluation_sets.recognise(root)
 
 
@@ -119,15 +115,6 @@ def test_a_probe_without_a_match_or_an_identity_is_named(tmp_path):
     (root / "Testing_Set" / "Probe" / "5_1.jpg").rename(root / "Testing_Set" / "Probe" / "nobody.jpg")
     with pytest.raises(UserError, match=r"nobody\.jpg.*no identity"):
         evaluation_sets.recognise(root)
-
-
-@pytest.mark.parametrize("metadata", ["", "metadata.pt"])
-def test_a_folder_of_cvlface_is_refused_with_what_to_use_instead(tmp_path, metadata):
-    (tmp_path / "state.json").write_text("{}")
-    if metadata:
-        (tmp_path / metadata).write_bytes(b"")
-    with pytest.raises(UserError, match=r"CVLface.*InsightFace's \.bin files and IJB folders.*TinyFace's own"):
-        evaluation_sets.recognise(tmp_path)
 
 
 def test_protocols_of_unequal_lengths_are_refused():

@@ -183,7 +183,6 @@ def test_a_damaged_row_is_named_by_its_place_in_the_table_and_its_path(tmp_path)
         ({}, "#test", "#test: no such split; available: train, val"),
         ({"split": ["a", "b", "a", "b", "a"]}, "", "no split 'train'; available: a, b"),
         ({"split": ["train", None, "train", "val", None]}, "", "2 rows whose split is empty"),
-        ({"class_id": [1, 0, 0, 0, 1]}, "", r"row 3 .*class_id 0 for 'open'; expected 1"),
         ({"label": ["open", None, None, "open", "open"]}, "", r"row 2 .*label: None"),
         ({"image_bytes": [b"", b"", png(2), b"", b""]}, "", r"row 0 .*0 bytes"),
         ({"image_bytes": [png(0), None, None, png(3), b""]}, "", r"row 2 .*no image"),

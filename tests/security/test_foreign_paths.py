@@ -146,8 +146,8 @@ def test_the_same_lists_take_what_is_inside(root):
 
 
 def _templates(root: Path, name: str) -> None:
-    (root / "templates.csv").write_text(f"path,template,media\na/0.png,1,1\n{name},2,1\n")
-    (root / "template_pairs.csv").write_text("first,second,same\n1,2,1\n")
+    (root / "x_face_tid_mid.txt").write_text(f"a/0.png 1 1\n{name} 2 1\n")
+    (root / "x_template_pair_label.txt").write_text("1 2 1\n")
     evaluation_sets.recognise(root).read()
 
 

@@ -519,7 +519,6 @@ DOORS: dict[str, set[str]] = {
                              "checkpoint/safe_load.py zipfile.ZipFile", "checkpoint/safe_load.py pickletools.genops"},
     # Other people's images, volumes, tables and lists
     "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
-                        "data/formats/image_decode.py simplejpeg.decode_jpeg",
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
     "coco.read": {"data/scenes/outlines.py numpy.frombuffer"},

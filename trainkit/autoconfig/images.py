@@ -139,8 +139,8 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
     counts: Counter[int | str] = Counter()
     chosen: list[Record] = []
     grouped = False
-    if source.some is not None and source.counted is not None:
-        counts.update(source.counted())
+    if source.some is not None and source.labelled is not None:
+        counts.update(source.labelled()[1].tolist())
         chosen = list(source.some(sorted(wanted)))
         grouped = any(record.group is not None for record in chosen)
     else:

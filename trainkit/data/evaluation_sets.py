@@ -11,7 +11,6 @@ from trainkit.data.formats import ijb, insightface_bin
 from trainkit.data.record import Source
 from trainkit.data.sources import repacked
 from trainkit.data.storage.image_store import Packed, is_packed
-from trainkit.data.table import is_saved
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Protocol
 
@@ -40,10 +39,6 @@ def recognise(path: Path) -> Evaluation:
         return _read_now(pairs_csv.read_csv(file))
     if is_packed(path):
         return _read_now(_packed(path))
-    if is_saved(path):
-        found = "a folder that `datasets` saved, as CVLface's toolkit has its sets"
-        remedy = "take InsightFace's .bin files and IJB folders, and TinyFace's own folders"
-        raise UserError(str(path), found, _EXPECTED, remedy)
     if ijb.metadata(path):
         return _read_now(ijb.read_templates(path))
     if ijb.identification_parts(path):

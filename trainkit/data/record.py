@@ -60,8 +60,6 @@ class Source:
     """Reads records by their numbers, where that takes no reading of all others."""
     labelled: Callable[[], tuple[Iterator[str], np.ndarray]] | None = None
     """Returns the ids and the labels, int64, of all records, where that takes no decoding of them."""
-    counted: Callable[[], Mapping[int, int]] | None = None
-    """Returns how many records each label has, by what the source says of it."""
 
     def count(self) -> int:
         """Return the number of records; where nothing says it, all are read for it."""

@@ -38,12 +38,10 @@ COLUMNS = {
     "name": ("image_path",),
     "group": ("image_group",),
     "split": ("split",),
-    "number": ("class_id",),
 }
 """Parts of a record, and the columns of a table that they are looked for in: a row is called by its `image_path`, where
-groups are found; `image_group` is what an image shares with others (person, video, alphabet); `class_id` is, beside a
-label in words, the same class as a number."""
-_ABSENT = ("name", "group", "split", "number")
+groups are found; `image_group` is what an image shares with others (person, video, alphabet)."""
+_ABSENT = ("name", "group", "split")
 
 PATTERN_LIMIT = 200
 """Longest regular expression for groups and patients, in characters."""
@@ -114,17 +112,13 @@ def _of_table(rows: TableRows) -> Source:
         raise UserError(rows.where, f"{label}: {several}"[:200], "one class an image", SEVERAL)
 
     def records() -> Iterator[Record]:
-        numbers: dict[str, object] = {}
-        for row in rows.read("image", "label", "group", "number"):
-            value, number, group = row.cells["label"], row.cells.get("number"), row.cells.get("group")
+        for row in rows.read("image", "label", "group"):
+            value, group = row.cells["label"], row.cells.get("group")
             value = made(value) if isinstance(value, str) else value  # cells of CSV are text
             if isinstance(value, bool) or not isinstance(value, int | str):
                 raise UserError(row.where, f"{label}: {value!r}"[:200], "one whole number or name")
             if names is not None and not (isinstance(value, int) and 0 <= value < len(names)):
                 raise UserError(row.where, f"{label}: {value!r}"[:200], f"0 to {len(names) - 1}, its named classes")
-            if isinstance(value, str) and numbers.setdefault(value, number) != number:
-                found = f"{rows.column('number')} {number!r} for {value!r}"[:200]
-                raise UserError(row.where, found, f"{numbers[value]!r}, as in rows before")
             data = rows.picture(row.cells["image"], row.where)
             yield Record(row.id, value, data, row.where, group=None if group is None else str(group))
 

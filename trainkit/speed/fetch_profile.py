@@ -23,7 +23,7 @@ _PYTHON: tuple[tuple[str, str], ...] = (
     (r"trainkit/data/formats/(image_decode|nifti)\.py:", "decode"),
     (r"/PIL/(ImageFile|\w+ImagePlugin)\.py:", "decode"),
     (r"/PIL/Image\.py:(open|_open_core|load|tobytes|__array_interface__)$", "decode"),
-    (r"/(gzip|lzma|bz2|zipfile/\w+|nibabel/.*|simplejpeg/.*)\.py:", "decode"),
+    (r"/(gzip|lzma|bz2|zipfile/\w+|nibabel/.*)\.py:", "decode"),
     (r"/torch/utils/data/_utils/collate\.py:", "collate"),
     (r"/numpy/_core/shape_base\.py:\w*stack$", "collate"),
 )

@@ -1,6 +1,5 @@
 import io
 import json
-import threading
 import warnings
 from pathlib import Path
 
@@ -241,15 +240,6 @@ def _refuses(folder: Path) -> bool:
     return False
 
 
-def test_a_row_that_was_changed_is_named_when_it_is_read(folder, monkeypatch):
-    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
-    packed_rows.damage(Packed(folder), "image", 7)
-    data = Packed(folder)
-    data.fetch(np.asarray([6, 8]))
-    with pytest.raises(UserError, match=r"row 7 \(p1/3\.png\)"):
-        data.fetch(np.asarray([6, 7]))
-
-
 def test_a_label_out_of_range_is_named_by_its_row(folder):
     labels = Packed(folder).labels.copy()
     labels[9] = 3
@@ -306,13 +296,6 @@ def test_an_import_that_was_ended_is_resumed_and_gives_the_same_set(tmp_path, mo
     assert (resumed.digest, resumed.notes) == (whole.digest, whole.notes)
     assert Packed(resumed.out).originals == Packed(whole.out).originals is not None
     assert len(list(tmp_path.iterdir())) == 3, "nothing is left aside"
-
-
-def test_an_existing_folder_is_not_written_over(folder):
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    with pytest.raises(UserError, match="exists"):
-        import_images.import_faces(folder.parent / "people", folder, image_size=SIZE)
-    assert before == {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def test_progress_counts_to_the_end(tmp_path):
@@ -384,19 +367,6 @@ def test_what_is_no_whole_picture_is_refused_by_name(data, words):
         image_decode.decode(data, "photo 3")
 
 
-@pytest.mark.parametrize("side", [8_000, 20_000])
-def test_a_bomb_is_refused_from_its_header(side):
-    bomb = encoded(Image.new("1", (side, side)), optimize=True)
-    assert len(bomb) < 100_000
-    import tracemalloc
-
-    tracemalloc.start()
-    with pytest.raises(UserError, match=r"pixels|cannot be decoded"):
-        image_decode.decode(bomb, "bomb")
-    assert tracemalloc.get_traced_memory()[1] < 20 << 20
-    tracemalloc.stop()
-
-
 def photograph(seed: int, size: tuple[int, int] = (40, 56)) -> Image.Image:
     small = np.random.default_rng(seed).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((size[1], size[0]), Image.Resampling.BICUBIC)
@@ -441,11 +411,7 @@ def packed_bytes(folder: Path, encoded: list[bytes]) -> Packed:
         return writer.finish(labels=np.zeros(len(encoded), np.int64), class_names=["one"])
 
 
-@pytest.mark.parametrize("decoder", ["_simplejpeg", "_torchvision"])
-def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder):
-    if decoder == "_simplejpeg":
-        pytest.importorskip("simplejpeg")
-    monkeypatch.setattr(image_decode, "plain_decoder", getattr(image_decode, decoder))
+def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path):
     data = packed_bytes(tmp_path / "set", [make() for make in (PLAIN | OTHERS).values()])
     assert not data._bytes.flags.writeable, "a file larger than memory can be mapped for reading alone"
     with warnings.catch_warnings():
@@ -460,19 +426,16 @@ def test_jpegs_are_decoded_as_pillow_decodes_them(tmp_path, monkeypatch, decoder
     assert data._proved >= len(PLAIN), "Pillow has not decoded them"
 
 
-def test_once_it_has_proved_itself_a_decoder_reads_groups_and_pillow_what_it_cannot(tmp_path, monkeypatch):
+def test_once_it_has_proved_itself_a_decoder_is_believed_and_pillow_reads_what_it_cannot(tmp_path, monkeypatch):
     made = [make() for make in (PLAIN | OTHERS).values()]
     data = packed_bytes(tmp_path / "set", 4 * made)
-    asked, small = [], 5 * 40 * 56 * 4  # several groups, the last of them not whole
-    monkeypatch.setattr(image_decode.Room, "_BYTES", small)
-    monkeypatch.setattr(image_decode, "_own", threading.local())
+    asked = []
 
-    def picky(encoded, out) -> np.ndarray:
-        asked.append(out)
+    def picky(encoded) -> np.ndarray:
+        asked.append(encoded)
         if len(asked) % 11 == 0:
             raise ValueError("not this time")
-        out[:, :, :3], out[:, :, 3] = image_decode.decode(encoded.tobytes(), ""), len(asked)
-        return out
+        return image_decode.decode(encoded.tobytes(), "").transpose(2, 0, 1)
 
     monkeypatch.setattr(image_decode, "plain_decoder", lambda: picky)
     expected = [image_decode.decode(encoded, "").transpose(2, 0, 1) for encoded in 4 * made]
@@ -487,9 +450,9 @@ def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog
     data = packed_bytes(tmp_path / "set", [make() for make in PLAIN.values()])
     asked = []
 
-    def off_by_one(encoded, out) -> np.ndarray:
+    def off_by_one(encoded) -> np.ndarray:
         asked.append(encoded)
-        return image_decode.decode(encoded.tobytes(), "") ^ 1
+        return image_decode.decode(encoded.tobytes(), "").transpose(2, 0, 1) ^ 1
 
     monkeypatch.setattr(image_decode, "plain_decoder", lambda: off_by_one)
     with thread_pool.alone():
@@ -504,7 +467,7 @@ def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved)
     data = packed_bytes(tmp_path / "set", [PLAIN["4:2:0"]()])
     data._proved = proved
 
-    def broken(encoded, out) -> np.ndarray:
+    def broken(encoded) -> np.ndarray:
         raise ValueError("no")
 
     for decoder in (broken, None):

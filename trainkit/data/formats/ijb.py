@@ -1,11 +1,9 @@
 """Template sets (IJB-B, IJB-C) and identification sets (TinyFace): metadata in plain files, images beside it.
 
-Template folders, in one of two forms:
-
-- `templates.csv` (path,template,media,faceness; faceness may be left out) and `template_pairs.csv` (first,second,same);
-- InsightFace's: `meta/<set>_face_tid_mid.txt` (image template media), `meta/<set>_template_pair_label.txt` (template
-  template same), `meta/<set>_name_5pts_score.txt` (image, five points, faceness), images in `loose_crop/`,
-  aligned by the five points when they are packed.
+Template folders are those of InsightFace: `meta/<set>_face_tid_mid.txt` (image template media),
+`meta/<set>_template_pair_label.txt` (template template same), `meta/<set>_name_5pts_score.txt` (image, five points,
+faceness), and images in `loose_crop/`, aligned by the five points when they are packed. Without the latter file images
+are aligned already, and of one faceness.
 
 TinyFace: folders `Probe`, `Gallery_Match`, `Gallery_Distractor`, or those in `Testing_Set/`. The identity is the file
 name before its first `_`.
@@ -30,8 +28,6 @@ _FOLDERS = ("Probe", "Gallery_Match", "Gallery_Distractor")
 
 def metadata(root: Path) -> list[Path]:
     """List the files that make `root` a template folder; empty where it is none."""
-    if (root / "templates.csv").is_file():
-        return [root / "templates.csv", root / "template_pairs.csv"]
     for folder in (root / "meta", root):
         for faces in visible(folder.glob("*_face_tid_mid.txt")):
             name = faces.name.removesuffix("_face_tid_mid.txt")
@@ -47,19 +43,14 @@ def read_templates(root: Path) -> tuple[Source, Templates]:
         if not file.is_file():
             raise UserError(str(file), "is missing", "the pairs that belong to the templates")
     landmarks: np.ndarray | None = None
-    pictures = root
-    if files[0].suffix == ".csv":
-        images = _table(files[0], ",", ("path", "template", "media", "faceness"), header=True, optional=1)
-        pairs = _table(files[1], ",", _PAIRS, header=True)
-    else:
-        images, pairs = _table(files[0], " ", ("path", "template", "media")), _table(files[1], " ", _PAIRS)
-        if len(files) == 3:
-            points = _table(files[2], " ", ("path", *(f"{axis}{i}" for i in range(5) for axis in "xy"), "faceness"))
-            if points["path"].tolist() != images["path"].tolist():
-                raise UserError(str(files[2]), "other images or another order", f"those of {files[0].name}")
-            images["faceness"] = points["faceness"]
-            landmarks = np.stack([[points[f"x{i}"], points[f"y{i}"]] for i in range(5)]).transpose(2, 0, 1)
-        pictures = root / "loose_crop" if (root / "loose_crop").is_dir() else root
+    images, pairs = _table(files[0], ("path", "template", "media")), _table(files[1], _PAIRS)
+    if len(files) == 3:
+        points = _table(files[2], ("path", *(f"{axis}{i}" for i in range(5) for axis in "xy"), "faceness"))
+        if points["path"].tolist() != images["path"].tolist():
+            raise UserError(str(files[2]), "other images or another order", f"those of {files[0].name}")
+        images["faceness"] = points["faceness"]
+        landmarks = np.stack([[points[f"x{i}"], points[f"y{i}"]] for i in range(5)]).transpose(2, 0, 1)
+    pictures = root / "loose_crop" if (root / "loose_crop").is_dir() else root
     names, template, media = (images[name] for name in ("path", "template", "media"))
     faceness = images.get("faceness", np.ones(len(names), np.float32))
     first, second, same = (pairs[name] for name in _PAIRS)
@@ -138,10 +129,8 @@ def _listed(part: Path) -> list[Path]:
     return visible(path for path in part.iterdir() if is_called_picture(path.name)) if part.is_dir() else []
 
 
-def _table(
-    file: Path, delimiter: str, columns: tuple[str, ...], header: bool = False, optional: int = 0
-) -> dict[str, np.ndarray]:
-    """Read columns of a text table: `path` as text, coordinates and faceness as float64, all others as int64."""
+def _table(file: Path, columns: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Read columns parted by spaces: `path` as text, coordinates and faceness as float64, all others as int64."""
     import pyarrow as pa
     from pyarrow import csv
 
@@ -150,21 +139,16 @@ def _table(
         for name in columns
     }
     try:
-        if file.stat().st_size == 0:
-            raise UserError(str(file), "0 bytes", f"columns {' '.join(columns)}")
         table = csv.read_csv(
             file,
-            csv.ReadOptions(column_names=None if header else list(columns)),
-            csv.ParseOptions(delimiter=delimiter, quote_char='"' if delimiter == "," else False),
+            csv.ReadOptions(column_names=list(columns)),
+            csv.ParseOptions(delimiter=" ", quote_char=False),
             csv.ConvertOptions(column_types=kinds, strings_can_be_null=False),
         )
     except (OSError, pa.ArrowException) as error:
         text = " ".join(str(error).split())[:200]
         raise UserError(str(file), f"cannot be read ({text})", f"columns {' '.join(columns)}") from None
-    needed = columns[: len(columns) - optional]
-    if tuple(table.column_names) not in (columns, needed):
-        raise UserError(f"{file}, line 1", delimiter.join(table.column_names)[:200], delimiter.join(columns))
-    for name in table.column_names:
+    for name in columns:
         if table.column(name).null_count:
             raise UserError(str(file), f"an empty {name}", "a value in every line")
-    return {name: table.column(name).to_numpy() for name in table.column_names}
+    return {name: table.column(name).to_numpy() for name in columns}

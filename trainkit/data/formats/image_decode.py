@@ -7,10 +7,9 @@ import functools
 import io
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -213,83 +212,26 @@ def plain_jpeg(data: bytes) -> tuple[int, int] | None:
     return None
 
 
-Decoder = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
-"""Takes encoded bytes as uint8, and None; gives RGB, uint8 (height, width, 3). Or memory for the pixels, contiguous
-uint8 (height, width, 4), in which case they may come with a fourth channel that says nothing. Raises ValueError or
-RuntimeError where it cannot."""
+Decoder = Callable[[np.ndarray], np.ndarray]
+"""Takes encoded bytes as uint8, and gives RGB, uint8 (3, height, width). Raises ValueError or RuntimeError where it
+cannot."""
 
 
 @functools.cache
 def plain_decoder() -> Decoder | None:
     """Return a faster decoder of `plain_jpeg`s than Pillow's, of the same arithmetic, that lets go of the interpreter.
 
-    simplejpeg's where it is installed, else torchvision's: 0.46 and 0.55 of Pillow's time at 112 px. None where
-    torchvision was built without it.
+    That is torchvision's, which takes 0.55 of Pillow's time at 112 px; None where it was built without one.
     """
-    for made in (_simplejpeg, _torchvision):
-        try:
-            return made()
-        except (ImportError, AttributeError, RuntimeError):
-            continue
-    return None
+    try:
+        import torch
+        import torchvision.io  # noqa: F401  (registers the operator)
 
-
-def _simplejpeg() -> Decoder:
-    import simplejpeg
-
-    def decoder(data: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-        # Four bytes a pixel take 76 us for 112 px, three 90.
-        return simplejpeg.decode_jpeg(data, "RGB" if out is None else "RGBA", buffer=out)
-
-    return decoder
-
-
-def _torchvision() -> Decoder:
-    import torch
-    import torchvision.io  # noqa: F401  (registers the operator)
-
-    decode_jpeg, rgb = torch.ops.image.decode_jpeg.default, 3
+        decode_jpeg, rgb = torch.ops.image.decode_jpeg.default, 3
+    except (ImportError, AttributeError, RuntimeError):
+        return None
     # A copy: torch warns of memory that cannot be written to, and a file larger than memory cannot be mapped otherwise.
-    return lambda data, out: decode_jpeg(torch.from_numpy(data.copy()), rgb, False).numpy().transpose(1, 2, 0)
-
-
-class Room:
-    """Memory where decoded images of one size lie until several of them are put in place at once.
-
-    A thread lets go of the interpreter at each operation on pixels, and may have to wait to get it back: with few
-    operations for many images, two threads read a tenth more of them. So many lie here as stay in a core's cache.
-    """
-
-    _BYTES = 400 << 10
-
-    def __init__(self, size: tuple[int, int]):
-        self.size = size
-        many = max(1, self._BYTES // (4 * size[0] * size[1]))
-        self.places = np.empty((many, *size, 4), np.uint8)
-        self._words = self.places.view("<u4")[..., 0]
-        self._shifted = np.empty_like(self._words)
-
-    def put(self, pixels: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """Copy to (images, 3, height, width) what lies in `places`, or elsewhere as (height, width, 3)."""
-        elsewhere = [k for k, picture in enumerate(pixels) if picture.shape[2] == 3]
-        if len(elsewhere) < len(pixels):
-            # Whole words, of which the lowest byte is kept, take 10 us for 112 px; byte by byte it is 16.
-            words, shifted = self._words[: len(pixels)], self._shifted[: len(pixels)]
-            out[:, 0] = words
-            out[:, 1] = np.right_shift(words, 8, out=shifted)
-            out[:, 2] = np.right_shift(words, 16, out=shifted)
-        for k in elsewhere:
-            out[k] = pixels[k].transpose(2, 0, 1)
-
-    @classmethod
-    def of_thread(cls, size: tuple[int, int]) -> Self:
-        """Return the calling thread's, made anew for another size: new memory costs more than what it is used for."""
-        if getattr(_own, "room", None) is None or _own.room.size != size:
-            _own.room = cls(size)
-        return _own.room
-
-
-_own = threading.local()
+    return lambda data: decode_jpeg(torch.from_numpy(data.copy()), rgb, False).numpy()
 
 
 def _rgb(picture: Image.Image, where: str) -> np.ndarray:

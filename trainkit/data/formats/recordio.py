@@ -86,15 +86,8 @@ def insightface(root: Path) -> Source:
         table = kept or open_table(rec, (spans, pictures))
         return names(numbers), table.numbers[LABEL]
 
-    def counted() -> dict[int, int]:
-        if kept is None and (found := _ranges(rec, spans, pictures)) is not None:
-            return found
-        labels, many = np.unique(labelled()[1], return_counts=True)
-        return dict(zip(labels.tolist(), many.tolist(), strict=True))
-
     every, made_of = range(numbers.shape[1]), (rec, rec.with_suffix(".idx"))
-    more = {"some": read, "labelled": labelled, "counted": counted}
-    return Source(KIND, str(rec), len(every), lambda: read(every), made_of, **more)
+    return Source(KIND, str(rec), len(every), lambda: read(every), made_of, some=read, labelled=labelled)
 
 
 def names(numbers: np.ndarray) -> Iterator[str]:
@@ -166,25 +159,6 @@ def _made(rec: Path, given: tuple[np.ndarray, slice], on_progress: cache.Progres
     return Table(numbers, digest.hexdigest())
 
 
-def _ranges(rec: Path, spans: np.ndarray, pictures: slice) -> dict[int, int] | None:
-    """Count the images of each person by the records behind those of images, each a range of keys, so that no other is
-    read; None where there are none, or they are not one range after the other."""
-    begins, last, size = spans[BEGIN, pictures.stop :], pictures.stop, _HEAD + 4
-    if last is None or last >= 1 << 24 or not len(begins):  # beyond, float32 holds no key
-        return None
-    first, most = int(begins.min()), int(begins.max())
-    if most - first > 2 * size * len(begins):
-        return None
-    data = np.zeros(most - first + size, np.uint8)
-    with rec.open("rb", buffering=0) as file:
-        os.preadv(file.fileno(), [data.data], first)
-    words = np.lib.stride_tricks.sliding_window_view(data, size)[begins - first].view("<u4")
-    low, high = words[:, 8:].view("<f4").T
-    if (words[:, 2] != 2).any() or low[0] != 1 or high[-1] != last or (low[1:] != high[:-1]).any():
-        return None
-    return {person: int(many) for person, many in enumerate(high - low) if many > 0}
-
-
 def _pass_over(rec: Path, file: int, begins: np.ndarray, on_progress: cache.Progress) -> tuple[np.ndarray, list[int]]:
     """Read a file once: the label in the header of each record, int64, -1 where there is none that could be; and the
     CRC-32 of each piece. Reading a record checks its header."""
@@ -211,43 +185,22 @@ def _pass_over(rec: Path, file: int, begins: np.ndarray, on_progress: cache.Prog
 def read_index(path: Path) -> np.ndarray:
     """Read keys and offsets from lines of `key<TAB>offset`, int64 (records, 2), in the order of keys.
 
-    Raises UserError naming the first line that is none, or has a key again.
+    Raises UserError for a line that is none, or a key that comes again.
     """
     try:
         with path.open(encoding="ascii") as file, warnings.catch_warnings():
             warnings.simplefilter("error")  # such as of 1.5, which is read as 1
             index = np.loadtxt(file, np.int64, comments=None, ndmin=2)
-    except OSError as error:
-        raise UserError(str(path), f"cannot be read ({error.strerror or error})") from None
-    except (ValueError, Warning):
-        index = np.empty((0, 2), np.int64)
-    index = index[np.argsort(index[:, 0], kind="stable")]
-    rising = index.shape[1] == 2 and len(index) and (index[1:, 0] > index[:-1, 0]).all()
-    if not (rising and index.min() >= 0 and index.max() < 10**_DIGITS):
-        index = _line_by_line(path)
-    if not len(index):
+    except (OSError, ValueError, OverflowError, Warning) as error:
+        text = " ".join(str(error).split())[:200]
+        raise UserError(str(path), f"cannot be read ({text})", "lines of a key and an offset") from None
+    if not len(index) or index.shape[1] != 2:
         raise UserError(str(path), "no records", "lines of a key and an offset")
+    index = index[np.argsort(index[:, 0], kind="stable")]
+    odd = (index < 0).any(1) | (index >= 10**_DIGITS).any(1) | np.append(False, np.diff(index[:, 0]) == 0)
+    for key, offset in index[odd][:1].tolist():
+        raise UserError(f"{path}, record {key}", f"begins at byte {offset}", "each key once, and a place in the file")
     return index
-
-
-def _line_by_line(path: Path) -> np.ndarray:
-    """Read an index slowly. Raises UserError naming the line that is wrong."""
-    offsets: dict[int, int] = {}
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                key, offset = map(int, line.split())
-            except ValueError:
-                raise UserError(f"{path}, line {number}", repr(line[:60]), "a key and an offset") from None
-            if key in offsets or key < 0 or offset < 0:
-                problem = "key again" if key in offsets else "negative number"
-                raise UserError(f"{path}, line {number}", f"{problem}: {key} at {offset}", "each key once")
-            if max(key, offset) >= 10**_DIGITS:
-                raise UserError(f"{path}, record {key}", f"begins at byte {offset}", "a place within the file")
-            offsets[key] = offset
-    return np.asarray(sorted(offsets.items()), np.int64).reshape(-1, 2)
 
 
 def read_record(file: int, begin: int, end: int, where: str) -> bytes:

@@ -205,39 +205,31 @@ class Packed(Rows):
         images = np.empty((len(rows), 3, *size), np.uint8)
 
         def read(part: slice) -> None:
-            self._decode_all(rows[part], images[part], image_decode.Room.of_thread(size))
+            self._decode_all(rows[part], images[part])
 
         thread_pool.in_parts(read, len(rows), max(1, _DECODED // (3 * size[0] * size[1])), _TURNS)
         return images
 
-    def _decode_all(self, rows: np.ndarray, images: np.ndarray, room: image_decode.Room) -> None:
-        stored, (begins, ends) = self.stored, self.spans("image", rows)
-        # Asked of all rows at once, and the same few words for each: what Python does for an image keeps other threads
-        # from the interpreter. With a function and a question for each, two threads read 7 % fewer.
+    def _decode_all(self, rows: np.ndarray, images: np.ndarray) -> None:
+        # Asked of all rows at once: what Python does for an image keeps other threads from the interpreter.
         decoder = self._decoder if self._proved >= _PROOFS and (self._known[rows] == _PLAIN).all() else None
-        spans = list(zip(begins.tolist(), ends.tolist(), strict=True))
-        for first in range(0, len(rows), len(room.places)):
-            some, pixels = slice(first, first + len(room.places)), None
-            if decoder is not None:
-                places = zip(room.places, spans[some], strict=False)
-                with contextlib.suppress(RuntimeError, ValueError):
-                    pixels = [decoder(stored(begin, end), place) for place, (begin, end) in places]
-            if pixels is None:
-                asked = zip(rows[some].tolist(), spans[some], room.places, strict=False)
-                pixels = [self._decode(row, stored(begin, end), place) for row, (begin, end), place in asked]
-            room.put(pixels, images[some])
+        stored, (begins, ends) = self.stored, self.spans("image", rows)
+        for out, row, begin, end in zip(images, rows.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            data = stored(begin, end)
+            try:
+                out[:] = decoder(data) if decoder is not None else self._decode(row, data).transpose(2, 0, 1)
+            except (RuntimeError, ValueError):
+                out[:] = self._by_pillow(row, data.tobytes()).transpose(2, 0, 1)
 
-    def _decode(self, row: int, stored: np.ndarray, room: np.ndarray | None = None) -> np.ndarray:
-        """Decode an encoded row, (height, width, 3); where room is given, maybe there, (height, width, 4)."""
+    def _decode(self, row: int, stored: np.ndarray) -> np.ndarray:
+        """Decode an encoded row, (height, width, 3)."""
         if self._known[row] == _NEW:
             self._check_row(row, stored.tobytes())
         if self._known[row] == _PLAIN and self._decoder is not None:
-            try:
-                pixels = self._decoder(stored, room)
-            except (RuntimeError, ValueError):
-                pixels = None
-            if pixels is not None and (self._proved >= _PROOFS or self._proves(row, pixels)):
-                return pixels
+            with contextlib.suppress(RuntimeError, ValueError):
+                pixels = self._decoder(stored)
+                if self._proved >= _PROOFS or self._proves(row, pixels):
+                    return pixels.transpose(1, 2, 0)
         return self._by_pillow(row, stored.tobytes())
 
     def _by_pillow(self, row: int, stored: bytes) -> np.ndarray:
@@ -250,7 +242,7 @@ class Packed(Rows):
 
     def _proves(self, row: int, pixels: np.ndarray) -> bool:
         """Return True for the pixels that were imported; where they are others, this decoder is not asked again."""
-        if content(pixels[:, :, :3].transpose(2, 0, 1)) == int(self.at("content", np.asarray([row]))[0]):
+        if content(pixels) == int(self.at("content", np.asarray([row]))[0]):
             self._proved += 1
             return True
         _log.warning("%s: the fast decoder gives other pixels than the import; using Pillow", self.where(row))
