@@ -150,9 +150,8 @@ def attributes(person: int) -> dict[str, Any]:
 
 
 def _anybody(rng: np.random.Generator) -> dict[str, Any]:
-    return {
-        name: options[int(rng.integers(len(options)))] for facet in FACETS.values() for name, options in facet.items()
-    }
+    every = [attribute for facet in FACETS.values() for attribute in facet.items()]
+    return {name: options[int(rng.integers(len(options)))] for name, options in every}
 
 
 def caption(person: int, number: int) -> str:
@@ -189,9 +188,8 @@ def caption(person: int, number: int) -> str:
     if not clauses:
         text = "Somebody in the street."
     if rng.uniform() < 0.3:
-        text += {"front": " They face the camera.", "back": " Seen from behind.", "side": " They walk past."}[
-            view(person, RGB, number)
-        ]
+        seen = view(person, RGB, number)
+        text += {"front": " They face the camera.", "back": " Seen from behind.", "side": " They walk past."}[seen]
     return text.replace(" a o", " an o")
 
 
@@ -230,9 +228,9 @@ def body(who: dict[str, Any], seen: str, rng: np.random.Generator, still: bool) 
     block("skin", 0, 0.1, 0.03, 0, 0.19, 0.04)
     block("upper", 0, 0.165, 0.13 * wide, 0, hem, (0.14 if hem > 0.6 else 0.1) * wide)
     for sign in (-1, 1):
-        x, hand = (
-            (0.0, 0.13 * swing * sign) if side else (0.125 * sign * wide, (0.15 + 0.03 * abs(swing)) * sign * wide)
-        )
+        x, hand = 0.125 * sign * wide, (0.15 + 0.03 * abs(swing)) * sign * wide
+        if side:
+            x, hand = 0.0, 0.13 * swing * sign
         block("skin", x, 0.2, 0.03, hand, 0.5, 0.022)
         share = 0.35 if upper in ("t-shirt", "dress") else 0.9
         block("upper", x, 0.175, 0.036, x + (hand - x) * share, 0.2 + 0.3 * share, 0.03)
@@ -283,17 +281,9 @@ def _smooth(rng: np.random.Generator, step: int) -> np.ndarray:
 
 def _tones(who: dict[str, Any], materials: list[str], infrared: bool) -> np.ndarray:
     """Return the colour of each part, as a dye looks or as it reflects in infrared: (n, 3)."""
-    found = []
-    for name in materials:
-        if name in ("skin", "nothing"):
-            red, green, blue, reflected = (
-                *drawing.mix((236, 196, 168), (96, 64, 48), who["skin"]),
-                0.8 - 0.1 * who["skin"],
-            )
-        else:
-            red, green, blue, reflected, _ = COLOURS[who[f"{name}_colour"]]
-        found.append((30 + 205 * reflected,) * 3 if infrared else (red, green, blue))
-    return np.array(found)
+    skin = (*drawing.mix((236, 196, 168), (96, 64, 48), who["skin"]), 0.8 - 0.1 * who["skin"])
+    dyes = [skin if name in ("skin", "nothing") else COLOURS[who[f"{name}_colour"]] for name in materials]
+    return np.array([(30 + 205 * dye[3],) * 3 if infrared else dye[:3] for dye in dyes])
 
 
 def draw(person: int, modality: int, number: int) -> np.ndarray:
@@ -367,8 +357,6 @@ def _by_hand(who: dict[str, Any], modality: int, seen: str, rng: np.random.Gener
         light = np.clip(tones.mean(1) / float(rng.uniform(160, 190)) + 0.05, 0.1, 1)
         pixels = np.where((strokes > light[parts]) & (parts > 0), np.float32(rng.uniform(90, 150)), np.float32(240))
         pixels[edge] = float(rng.uniform(20, 90))
-    small = np.asarray(Image.fromarray(drawing.to_bytes(pixels)).reduce(FINE), dtype=np.float64).reshape(
-        HEIGHT, WIDTH, -1
-    )
+    small = np.asarray(Image.fromarray(drawing.to_bytes(pixels)).reduce(FINE), dtype=np.float64)
     grain = rng.standard_normal((HEIGHT, WIDTH, 1)) * float(rng.uniform(1, 6))
-    return drawing.to_bytes(small * float(rng.uniform(0.85, 1.02)) + grain)
+    return drawing.to_bytes(small.reshape(HEIGHT, WIDTH, -1) * float(rng.uniform(0.85, 1.02)) + grain)
