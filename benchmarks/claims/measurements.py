@@ -239,8 +239,8 @@ def distance_maps(bench: Bench, guide: str) -> Found:
 
     parts = bench.parts(guide)
     masks = parts.data.train.fetch(parts.rows, 0)["mask"].numpy()
-    settings = boundary_distance.Distance()
-    before = [len(masks) * s for s in bench.timed(lambda: boundary_distance.from_mask(masks[0], settings))]
+    cap = boundary_distance.Distance().cap
+    before = [len(masks) * s for s in bench.timed(lambda: boundary_distance.from_mask(masks[0], cap))]
     return cost(bench, guide, before, [0.0] * len(before), "maps of a batch of crops take")
 
 

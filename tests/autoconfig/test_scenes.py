@@ -182,19 +182,12 @@ def test_cocos_json_without_splits_is_divided_by_lists_that_name_it(here):
         assert lines[0].endswith(".png,labels.json") and lines[0].startswith("images/p")
 
 
-def test_a_set_laid_out_as_voc_has_names_to_decide(here):
-    lists = here / "set" / "ImageSets" / "Segmentation"
-    lists.mkdir(parents=True)
-    for split in ("train", "val"):
-        for n in range(3):
-            picture, mask = scene_sets.scene(n + 10 * len(split), SIZE, 3)
-            scene_sets.put(here / "set" / "JPEGImages" / f"{split}{n}.jpg", picture)
-            scene_sets.put(here / "set" / "SegmentationClass" / f"{split}{n}.png", mask)
-        (lists / f"{split}.txt").write_text("".join(f"{split}{n}\n" for n in range(3)))
+def test_masks_without_names_have_names_to_decide(here):
+    scene_sets.folders(here / "set", 3, SIZE, 3)
     made, text, _ = copied("set")
     assert made.data.names == ["class_0", "class_1", "class_2"]
     assert "# <- name these values; list values without a class in ignore" in text
-    (here / "set" / "classes.txt").write_text("field\nriver\nhouse\n")
+    (here / "set" / "names.json").write_text('["field", "river", "house"]')
     made, text, _ = copied("set", new="other.yaml")
     assert made.data.names is None and made.data.open(0).meta.class_names == ("field", "river", "house")
 
@@ -202,5 +195,5 @@ def test_a_set_laid_out_as_voc_has_names_to_decide(here):
 def test_a_folder_of_images_without_masks_is_refused(here):
     (here / "some" / "images").mkdir(parents=True)
     Image.new("RGB", (64, 64)).save(here / "some" / "images" / "a.png")
-    with pytest.raises(UserError, match=r"a folder of unknown layout; expected a list of"):
+    with pytest.raises(UserError, match=r"a folder of unknown layout, or without images; expected a list of"):
         copied("some")

@@ -33,7 +33,7 @@ from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
 from trainkit.data.rows import row_files
-from trainkit.data.scenes import coco, files, label_files, mask_store
+from trainkit.data.scenes import coco, files, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import image_store
 from trainkit.data.volumes import sources as volume_sources
@@ -84,7 +84,7 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "people_sources.find": _people,
     "scene_sources.open_scenes": lambda path: scene_sources.open_scenes(str(path)),
     "coco.read": coco.read,
-    "label_files.read": label_files.read,
+    "label_maps.read_names": label_maps.read_names,
     "volume_sources.open_volumes": volume_sources.open_volumes,
     "nifti.read_header": nifti.read_header,
     "nifti.read_image": nifti.read_image,
@@ -168,7 +168,7 @@ _SUFFIXES = {
     "pictures.decode": (".tif", ".pgm", ".heic"),
     "evaluations.recognise": (".bin", ".csv"),
     "people_sources.find": (".csv", ".parquet"),
-    "scene_sources.open_scenes": (".csv", ".txt", ".parquet"),
+    "scene_sources.open_scenes": (".csv", ".txt", ".parquet", ".json"),
     "volume_sources.open_volumes": (".nii", ".nii.gz"),
     "nifti.read_header": (".nii", ".nii.gz"),
     "nifti.read_image": (".nii", ".nii.gz"),
@@ -209,8 +209,6 @@ def _packed_evaluation(root: Path) -> Path:
 
 def _masks(root: Path) -> Path:
     import scene_sets
-
-    from trainkit.data.scenes import label_maps
 
     labels = label_maps.numbered(
         scene_sets.NAMES[: scene_sets.CLASSES], colours=scene_sets.COLOURS[: scene_sets.CLASSES]
@@ -522,8 +520,8 @@ DOORS: dict[str, set[str]] = {
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/scenes/files.py PIL.Image.open"},
     "coco.read": {"data/scenes/outlines.py numpy.frombuffer"},
-    "label_files.read": {"data/folders.py json.loads"},
-    "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader"},
+    "label_maps.read_names": {"data/folders.py json.loads"},
+    "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader", "data/scenes/coco.py mmap.mmap"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler",
                                  "data/formats/insightface_bin.py pickletools.genops"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",

@@ -16,6 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from trainkit.data.scenes.files import Scene, mask_where, read_mask
+from trainkit.data.scenes.label_maps import Labels
+
 SIZE = (24, 32)
 CLASSES = 4
 IGNORED = 255
@@ -55,6 +58,11 @@ def coloured(mask: np.ndarray, void: tuple[int, int, int] = (0, 0, 0)) -> np.nda
     table[: len(COLOURS)] = COLOURS
     table[IGNORED] = void
     return table[mask]
+
+
+def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
+    """The classes of a mask, uint8 (h, w)."""
+    return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", palette: Sequence[Sequence[int]] | None = None) -> bytes:
@@ -157,20 +165,6 @@ def ade20k(root: Path, pictures: int = 3, size: tuple[int, int] = SIZE, seed: in
         for n, picture, mask in _drawn(pictures, part, size, 4, seed):
             put(root / "images" / split / f"ADE_{short}_{n:08d}.jpg", picture)
             put(root / "annotations" / split / f"ADE_{short}_{n:08d}.png", (mask + 1).astype(np.uint8))
-    return root
-
-
-def voc(root: Path, pictures: int = 3, size: tuple[int, int] = SIZE, classes: int = 5, seed: int = 0) -> Path:
-    """Palette PNGs of indices, 255 for none; images that no list names lie about as well."""
-    palette = [(n, 255 - n, n // 2) for n in range(256)]
-    lists = root / "ImageSets" / "Segmentation"
-    lists.mkdir(parents=True)
-    for part, split in enumerate(("train", "val")):
-        for n, picture, mask in _drawn(pictures, part, size, classes, seed):
-            put(root / "JPEGImages" / f"2007_{part}{n:05d}.jpg", picture)
-            put(root / "SegmentationClass" / f"2007_{part}{n:05d}.png", mask, palette)
-        (lists / f"{split}.txt").write_text("".join(f"2007_{part}{n:05d}\n" for n in range(pictures)))
-    put(root / "JPEGImages" / "2008_000000.jpg", scene(seed + 77, size, classes)[0])
     return root
 
 

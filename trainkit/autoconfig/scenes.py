@@ -28,10 +28,9 @@ from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, label_maps, verify
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.coco import CocoMask
-from trainkit.data.scenes.dataset import Scenes
+from trainkit.data.scenes.dataset import LEAST, Scenes
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.size_checks import LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.verify import Audit, NamedSet
 from trainkit.data.split import Holdout
@@ -75,7 +74,7 @@ CROPS = 1320
 EPOCHS = (5, 60)
 """Fewest and most."""
 
-_LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at", "eval_crop", "store")
+_LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at", "eval_crop")
 
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:

@@ -29,6 +29,8 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "clinical": Dropped(None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient"),
     },
     ("data.augment", "volumes"): {"elastic": Dropped(None, "remove it: rotate and scale change the shape")},
+    ("data", "scenes"): {"store": Dropped("auto", "remove it: images of one size below 2 GB are stored as pixels")},
+    ("data.distance", "scenes"): {"ignored": Dropped("no", "remove it: borders with unlabelled pixels are none")},
     ("task", "adadistill"): {
         "products": Dropped("float32", _ROUNDED),
         "matmul_dtype": Dropped("float32", _ROUNDED, hashed=False),  # the later name of `products`

@@ -21,7 +21,6 @@ from PIL import Image
 
 from trainkit.data import folders
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import size_checks
 from trainkit.errors import UserError, few, number_of
 from trainkit.inference import samples
 from trainkit.inference.output_folder import Predicted, Request, check_free, write_each
@@ -162,13 +161,14 @@ def _label(pixels: np.ndarray, where: str, made: Rebuilt, mirror: bool) -> np.nd
     import torch
 
     from trainkit.data import augment
+    from trainkit.data.scenes.dataset import CROP_LIMIT
 
     data, task = cast("Scenes", made.recipe.data), cast(LabelsImages, made.recipe.task)
     seen = pixels if data.size is None else image_decode.fit(pixels, data.size, where, "stretch")
     scale = float(data.base(np.array([seen.shape[:2]]))[0])
-    if seen.shape[0] * seen.shape[1] * scale**2 > size_checks.CROP_LIMIT:
+    if seen.shape[0] * seen.shape[1] * scale**2 > CROP_LIMIT:
         found = f"{pixels.shape[1]} x {pixels.shape[0]} pixels, of which data.short_side={data.short_side} makes more"
-        raise UserError(where, found, f"at most {size_checks.CROP_LIMIT:,} pixels", "cut the image into parts")
+        raise UserError(where, found, f"at most {CROP_LIMIT:,} pixels", "cut the image into parts")
     image = torch.from_numpy(np.ascontiguousarray(seen.transpose(2, 0, 1)))[None].to(made.runtime.device)
     image = augment.normalise(image, data.mean, data.std)
     with torch.no_grad(), made.runtime.accelerator.autocast():

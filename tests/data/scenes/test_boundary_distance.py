@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from trainkit.config.validation import validate
-from trainkit.data.scenes import boundary_distance, files, label_maps, mask_store, sources
+from trainkit.data.scenes import boundary_distance, label_maps, mask_store, sources
 from trainkit.data.scenes.boundary_distance import STEP, Distance, Distances, distances_once, from_mask
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
@@ -33,12 +33,12 @@ def distances(maps, row):
     return maps.levels(row) * np.float32(STEP)
 
 
-def edges(mask, border):
+def edges(mask):
     """The edges between pixels of different classes, each as x0, y0, x1, y1."""
     height, width = mask.shape
 
     def differ(a, b):
-        return a != b and (border or IGNORED not in (a, b))
+        return a != b and IGNORED not in (a, b)
 
     for y in range(height):
         for x in range(width):
@@ -48,10 +48,10 @@ def edges(mask, border):
                 yield x, y + 1, x + 1, y + 1
 
 
-def by_hand(mask, cap, border):
+def by_hand(mask, cap):
     """The distance of every centre to every edge, the least of them."""
     found = np.full(mask.shape, float(cap))
-    lines = list(edges(mask, border))
+    lines = list(edges(mask))
     for y, x in np.ndindex(mask.shape):
         for x0, y0, x1, y1 in lines:
             nearest = min(max(x + 0.5, x0), x1), min(max(y + 0.5, y0), y1)
@@ -69,46 +69,45 @@ masks = st.integers(1, 9).flatmap(
 
 
 @settings(max_examples=50, deadline=None)
-@given(masks, st.sampled_from([0.5, 1.0, 2.3, 4.0, 63.75]), st.sampled_from(["no", "boundary"]))
-@example(np.array([[0, 1]], np.uint8), 2.0, "no")
-@example(np.array([[0, 0, 0], [0, 0, 0], [0, 0, 1]], np.uint8), 9.0, "no")
-def test_distances_are_those_to_the_nearest_point_of_an_edge(mask, cap, ignored):
-    found = from_mask(mask, Distance(cap=cap, ignored=ignored))
+@given(masks, st.sampled_from([0.5, 1.0, 2.3, 4.0, 63.75]))
+@example(np.array([[0, 1]], np.uint8), 2.0)
+@example(np.array([[0, 0, 0], [0, 0, 0], [0, 0, 1]], np.uint8), 9.0)
+def test_distances_are_those_to_the_nearest_point_of_an_edge(mask, cap):
+    found = from_mask(mask, cap)
     assert found.dtype == np.float32 and found.shape == mask.shape
-    assert found == pytest.approx(by_hand(mask, cap, ignored == "boundary"), abs=1e-6)
+    assert found == pytest.approx(by_hand(mask, cap), abs=1e-6)
 
 
 def test_what_a_distance_is():
     row = np.array([[0, 0, 0, 3, 3]], np.uint8)
-    assert from_mask(row, Distance()).tolist() == [[2.5, 1.5, 0.5, 0.5, 1.5]]
+    assert from_mask(row, 16.0).tolist() == [[2.5, 1.5, 0.5, 0.5, 1.5]]
     rim = np.array([[0, 0, IGNORED, 3, 3]], np.uint8)
-    assert (from_mask(rim, Distance()) == 16).all()
-    assert from_mask(rim, Distance(ignored="boundary")).tolist() == [[1.5, 0.5, 0.5, 0.5, 1.5]]
+    assert (from_mask(rim, 16.0) == 16).all()
     # No boundary in sight, and one that is farther than the cap.
-    assert (from_mask(np.zeros((7, 40), np.uint8), Distance(cap=5)) == 5).all()
+    assert (from_mask(np.zeros((7, 40), np.uint8), 5) == 5).all()
     far = np.repeat(np.array([[0, 1]], np.uint8), 30, axis=1)
-    assert from_mask(far, Distance(cap=5)).max() == 5 and from_mask(far, Distance(cap=60)).max() == 29.5
+    assert from_mask(far, 5).max() == 5 and from_mask(far, 60).max() == 29.5
 
 
 @pytest.mark.parametrize("shape", [(70, 9), (9, 70), (33, 33)])
 def test_working_in_bands_changes_nothing(shape, monkeypatch):
     rng = np.random.default_rng(5)
     mask = ndimage.zoom(rng.integers(0, 3, (5, 5)), (shape[0] / 5, shape[1] / 5), order=0).astype(np.uint8)
-    whole = from_mask(mask, Distance(cap=7.5))
+    whole = from_mask(mask, 7.5)
     monkeypatch.setattr(boundary_distance, "_BAND", 1)
-    assert (from_mask(mask, Distance(cap=7.5)) == whole).all()
+    assert (from_mask(mask, 7.5) == whole).all()
 
 
 def test_distances_of_real_masks_are_those_of_a_general_transform(shared):
     """On a grid of half pixels the middles and ends of edges are points, and scipy's transform is exact for points."""
     source = sources.open_scenes(f"{shared}/seg_camvid#val")
-    mask = label_maps.camvid11().classes(files.read_mask(source.scenes[7]), "")[100:200, 100:250]
+    mask = scene_sets.classes_of(source.scenes[7], source.labels)[100:200, 100:250]
     height, width = mask.shape
     points = np.ones((2 * height + 1, 2 * width + 1), bool)
-    for x0, y0, x1, y1 in edges(mask, False):
+    for x0, y0, x1, y1 in edges(mask):
         points[[2 * y0, y0 + y1, 2 * y1], [2 * x0, x0 + x1, 2 * x1]] = False
     expected = ndimage.distance_transform_edt(points)[1::2, 1::2] / 2
-    assert from_mask(mask, Distance(cap=30)) == pytest.approx(np.minimum(expected, 30), abs=1e-5)
+    assert from_mask(mask, 30) == pytest.approx(np.minimum(expected, 30), abs=1e-5)
 
 
 def smooth(seed, shape):
@@ -119,19 +118,19 @@ def smooth(seed, shape):
 
 def test_a_mirrored_map_is_the_map_of_the_mirrored_mask():
     mask = smooth(0, (40, 50))
-    found = from_mask(mask, Distance())
-    assert (from_mask(mask[:, ::-1], Distance()) == found[:, ::-1]).all()
-    assert (from_mask(mask[::-1], Distance()) == found[::-1]).all()
-    assert (from_mask(mask.T, Distance()) == found.T).all()
+    found = from_mask(mask, 16.0)
+    assert (from_mask(mask[:, ::-1], 16.0) == found[:, ::-1]).all()
+    assert (from_mask(mask[::-1], 16.0) == found[::-1]).all()
+    assert (from_mask(mask.T, 16.0) == found.T).all()
 
 
 @pytest.mark.parametrize("times", [3, 5])
 def test_a_picture_seen_larger_has_larger_distances(times):
     mask = smooth(1, (20, 30))
-    large = from_mask(np.kron(mask, np.ones((times, times), np.uint8)), Distance(cap=50))
+    large = from_mask(np.kron(mask, np.ones((times, times), np.uint8)), 50)
     # The middle pixel of each block has the centre of the pixel that it was.
     middles = large[times // 2 :: times, times // 2 :: times]
-    assert np.minimum(middles, 6 * times) == pytest.approx(times * from_mask(mask, Distance(cap=6)), abs=1e-4)
+    assert np.minimum(middles, 6 * times) == pytest.approx(times * from_mask(mask, 6), abs=1e-4)
 
 
 @settings(max_examples=25, deadline=None)
@@ -143,14 +142,14 @@ def test_a_map_that_is_cut_scaled_and_mirrored_fits_the_mask_that_is(seed, scale
     """What the training does with a map and its mask together; the map of the new mask is computed anew."""
     mask, cap = smooth(seed, (64, 80)), 8.0
     # As it is stored: to a quarter of a pixel.
-    stored = np.round(from_mask(mask, Distance(cap=cap)) / STEP) * STEP
+    stored = np.round(from_mask(mask, cap) / STEP) * STEP
     size = round(40 * scale), round(50 * scale)
     real = size[0] / 40
     crop, wide = (mask_store.resized(array[top : top + 40, left : left + 50], size) for array in (mask, stored))
     wide = wide * real
     if mirror:
         crop, wide = crop[:, ::-1], wide[:, ::-1]
-    new = from_mask(crop, Distance(cap=min(cap * real, 63.75)))
+    new = from_mask(crop, min(cap * real, 63.75))
     y, x = np.indices(size)
     to_border = np.minimum(np.minimum(y, x), np.minimum(size[0] - 1 - y, size[1] - 1 - x))
     # A pixel stands for one whose centre is up to half a pixel of the source away along each axis, and so does a
@@ -167,14 +166,14 @@ def test_a_map_that_is_cut_scaled_and_mirrored_fits_the_mask_that_is(seed, scale
 def test_maps_are_kept_to_a_quarter_of_a_pixel_and_made_once(tmp_path, monkeypatch):
     data = packed(tmp_path / "set")
     found = distances_once(data, Distance(cap=6.6))
-    assert len(found) == 3 and found.of == data.digest and found.settings == Distance(cap=6.6)
+    assert len(found) == 3 and found.of == data.digest and found.cap == 6.6
     for row in range(3):
-        exact = from_mask(data.mask(row), Distance(cap=6.6))
+        exact = from_mask(data.mask(row), 6.6)
         assert found.levels(row).dtype == np.uint8 and found.levels(row).shape == exact.shape
         assert np.abs(distances(found, row) - exact).max() <= STEP / 2
         assert distances(found, row).min() == 0.5
     assert found.changed() == []
-    monkeypatch.setattr(boundary_distance, "_write", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(boundary_distance, "from_mask", lambda *_: pytest.fail("made again"))
     again = distances_once(data, Distance(cap=6.6))
     assert again.path == found.path and (distances(again, 1) == distances(found, 1)).all()
 
@@ -188,11 +187,10 @@ def test_other_masks_and_other_settings_have_maps_of_their_own(tmp_path):
     data, other, small = packed(tmp_path / "set"), packed(tmp_path / "other", seed=1), None
     small = packed(tmp_path / "set", size=(12, 16))
     asked = [(data, Distance()), (other, Distance()), (small, Distance()), (data, Distance(cap=4.0))]
-    asked.append((data, Distance(ignored="boundary")))
     found = [distances_once(*each) for each in asked]
     assert len({each.path for each in found}) == len(asked)
     for (of, how), each in zip(asked, found, strict=True):
-        assert np.abs(distances(each, 0) - from_mask(of.mask(0), how)).max() <= STEP / 2
+        assert np.abs(distances(each, 0) - from_mask(of.mask(0), how.cap)).max() <= STEP / 2
 
 
 def test_maps_of_a_mask_that_was_changed_are_made_again(tmp_path):
@@ -204,7 +202,7 @@ def test_maps_of_a_mask_that_was_changed_are_made_again(tmp_path):
     changed = packed(tmp_path / "set")
     after = distances_once(changed, Distance())
     assert changed.digest != data.digest and after.path != before.path
-    assert np.abs(distances(after, 1) - from_mask(mask, Distance())).max() <= STEP / 2
+    assert np.abs(distances(after, 1) - from_mask(mask, 16.0)).max() <= STEP / 2
     assert (distances(after, 0) == distances(before, 0)).all() and (distances(after, 1) != distances(before, 1)).any()
 
 
@@ -214,11 +212,11 @@ def test_maps_of_others_are_refused_under_their_name(tmp_path):
     mine, theirs = distances_once(data, Distance()), distances_once(other, Distance())
     shutil.rmtree(mine.path)
     shutil.copytree(theirs.path, mine.path)
-    with pytest.raises(UserError, match=r"distances of other masks than those of .*remove the folder"):
+    with pytest.raises(UserError, match=r"distances up to 16\.0 of masks .*remove the folder"):
         distances_once(data, Distance())
     shutil.rmtree(mine.path)
     shutil.copytree(distances_once(data, Distance(cap=3)).path, mine.path)
-    with pytest.raises(UserError, match=r"distances by Distance\(cap=3.0"):
+    with pytest.raises(UserError, match=r"distances up to 3\.0 of masks .*expected up to 16\.0"):
         distances_once(data, Distance())
 
 
@@ -229,7 +227,7 @@ def test_a_manifest_that_claims_to_be_of_other_masks_is_refused(tmp_path):
     manifest["of"] = other.digest
     manifest["digest"] = Distances.digest_of(manifest)
     (found.path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="of other masks"):
+    with pytest.raises(UserError, match=r"distances up to 16\.0 of masks"):
         distances_once(data, Distance())
 
 
@@ -252,7 +250,7 @@ def test_caps_that_a_byte_cannot_hold_are_refused(cap):
 def test_the_largest_cap_is_computed_exactly():
     mask = np.zeros((130, 130), np.uint8)
     mask[64, 64] = 1
-    found = from_mask(mask, Distance(cap=63.75))
+    found = from_mask(mask, 63.75)
     y, x = np.indices(mask.shape)
     away = np.hypot(np.maximum(np.abs(y - 64) - 0.5, 0), np.maximum(np.abs(x - 64) - 0.5, 0))
     away[64, 64] = 0.5

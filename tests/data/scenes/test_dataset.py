@@ -1,5 +1,6 @@
 """The data block `scenes`: what is opened, what batches hold, how sets are scored, and what is refused."""
 
+import functools
 import pickle
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ from runs import environment
 from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
+from trainkit.data import import_images
 from trainkit.data.augment import Distort
-from trainkit.data.scenes import dataset, size_checks
+from trainkit.data.scenes import dataset
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.boundary_distance import STEP, Distance, distances_once
 from trainkit.data.scenes.dataset import Scenes
@@ -140,26 +142,12 @@ def test_shorter_side_is_a_factor_on_the_scales(home):
     assert opened.train.cuts(np.arange(6), 0).region.tolist() == [[8, 12]] * 6
 
 
-def test_pictures_are_kept_as_they_are_asked_to_be(home):
-    batches = []
-    for store, kept in (("auto", "decoded"), ("encoded", "encoded"), ("decoded", "decoded")):
-        train = block(home, store=store, augment=STRONG).open(0).train
-        assert train.scenes.pictures.store == kept
-        batches.append(train.fetch(np.arange(6), 0))
-    for key, values in batches[0].items():
-        # Resampling may round otherwise in another memory order.
-        most = 1 if key == "image" else 0
-        assert all((one[key].double() - values.double()).abs().max() <= most for one in batches), key
-
-
 def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
     home = sets.camvid(tmp_path / "a", (4, 2))
     sets.put(home / "val" / "p001.png", np.zeros((40, 20, 3), np.uint8))
     sets.put(home / "valannot" / "p001.png", np.zeros((40, 20), np.uint8))
     sets.put(home / "train" / "p001.png", np.zeros((100, 20, 3), np.uint8) + 9)
     sets.put(home / "trainannot" / "p001.png", np.zeros((100, 20), np.uint8))
-    with pytest.raises(UserError, match=r"data.store: decoded, but images of 2 sizes in .*set data.size"):
-        block(home, store="decoded").open(0)
     opened = block(home, short_side=40).open(0)
     assert opened.train.scenes.pictures.store == "encoded"
     split = opened.evaluations["val"]
@@ -181,13 +169,14 @@ def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
 
 
 @pytest.mark.parametrize("store", ["decoded", "encoded"])
-def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, store):
+def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, store, monkeypatch):
+    monkeypatch.setattr(import_images, "pack_once", functools.partial(import_images.pack_once, store=store))
     size = (40, 60)
     home = sets.camvid(tmp_path / "a", 5, size)
     for n in range(5):
         # Images whose colours are where each pixel is and its class, so that a crop says what it shows.
         sets.put(home / "train" / f"p{n:03d}.png", self_portrait(home, n))
-    data = block(home, store=store, augment=SceneAugment(flip=0.5), distance=Distance(cap=6.0))
+    data = block(home, augment=SceneAugment(flip=0.5), distance=Distance(cap=6.0))
     train = data.open(1).train
     maps = distances_once(train.scenes.masks, data.distance)
     assert train.scenes.pictures.store == store
@@ -314,7 +303,7 @@ def test_the_content_is_that_of_files_masks_and_names_in_any_size(home, tmp_path
     assert None not in first.values() and first["val"] != first["val.few"]
     small, other = contents(block(home, few=2, size=(20, 28)))
     assert small == first and other != digest
-    assert contents(block(home, few=2, store="encoded", short_side=20))[0] == first
+    assert contents(block(home, few=2, short_side=20))[0] == first
     assert contents(block(home, few=2, names=["a", "b", "c", "d"]))[0]["val"] != first["val"]
     changed = sets.camvid(tmp_path / "other")
     assert contents(block(changed, few=2))[0] == first, "whatever folder it is in"
@@ -434,9 +423,9 @@ def test_sets_of_other_classes_do_not_go_together(home, tmp_path):
     city = sets.cityscapes(tmp_path / "city")
     with pytest.raises(UserError, match=r"names of classes"):
         block(home, names=None, evaluate={"val": f"{city}#val"}).open(0)
-    voc = sets.voc(tmp_path / "voc")
-    with pytest.raises(UserError, match=r"data.evaluate.val .*21 classes: background.*expected 19 of data.train: road"):
-        Scenes(train=f"{city}#train", evaluate={"val": f"{voc}#val"}, crop=CROP).open(0)
+    rooms = sets.ade20k(tmp_path / "rooms")
+    with pytest.raises(UserError, match=r"data.evaluate.val .*150 classes: wall.*expected 19 of data.train: road"):
+        Scenes(train=f"{city}#train", evaluate={"val": f"{rooms}#val"}, crop=CROP).open(0)
 
 
 def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch):
@@ -450,27 +439,22 @@ def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch)
 def test_notes_say_what_is_odd(tmp_path):
     home = sets.camvid(tmp_path / "a", (4, 2), classes=3)
     notes = block(home).open(0).notes
-    share = 3 * 4 / (24 * 32)
-    assert f"data.train: {share:.1%} of the pixels are not labelled" in notes
     for key in ("data.train", "data.evaluate.val"):
         assert f"{key}: 1 of 4 classes have no pixel: car" in notes
-    # What is odd in files is said as `trainkit data verify` says it, and so are scales that only evaluations take.
+    # What is odd in files is said as `trainkit data verify` says it.
     sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 1, np.uint8))
     (home / "train" / "p003.png").write_bytes((home / "train" / "p002.png").read_bytes())
-    notes = block(home, short_side=24, eval_scales=[0.5, 1.0]).open(0).notes
+    notes = block(home).open(0).notes
     assert "data.train: 1 of 4 images have only one class: p001.png (road)" in notes
     again = "data.train: 1 of 4 images are duplicates, 1 of them with a different mask: p003.png = p002.png"
     assert again in notes
-    (said,) = (note for note in notes if "eval_scales" in note)
-    assert said.startswith("data.evaluate.val.msf (data.eval_scales): 2 of 2 images with a side below 16 pixels at")
-    notes = block(home, short_side=4096, eval_scales=[1.0, 2.0]).open(0).notes
-    assert any("2 images of more pixels than a crop may have at scale 2: p000.png" in note for note in notes)
 
 
-def test_long_images_that_the_short_side_makes_too_large_are_refused():
+def test_long_images_that_the_short_side_makes_too_large_are_refused(home):
     shapes = np.array([[2, 50_000], [64, 96]])
-    (error,) = size_checks.scale_errors("data.train", ["long", "short"], shapes, 512 / shapes.min(1), 1.0, 1.0)
-    assert error.found.startswith("1 image of more pixels than a crop may have at scale 1: long (2 x 50000)")
+    error = block(home, short_side=512).size_error("data.train", ["long", "short"], shapes)
+    assert error is not None and error.expected == "67,108,864 pixels or fewer"
+    assert error.found.startswith("1 of 2 images, of which data.short_side makes too many pixels: long (2 x 50000)")
 
 
 def test_missing_files_are_said_by_key(tmp_path):

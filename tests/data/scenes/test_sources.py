@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import types
@@ -15,8 +16,8 @@ from PIL import Image
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import image_lists, label_maps, mask_store, sources
-from trainkit.data.scenes.files import classes_of, picture_shape
-from trainkit.data.scenes.label_maps import from_palette, numbered
+from trainkit.data.scenes.files import header
+from trainkit.data.scenes.label_maps import Labels, from_palette, numbered
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.errors import UserError
 
@@ -25,6 +26,12 @@ LABELS = numbered(scene_sets.NAMES[: scene_sets.CLASSES])
 
 def drawn(part: int, n: int, classes: int = scene_sets.CLASSES) -> np.ndarray:
     return scene_sets.scene(1000 * part + n, scene_sets.SIZE, classes)[1]
+
+
+def published(classes: str, place: int = 0) -> Labels:
+    """The labels of the first published set of these classes, or of a later one."""
+    entries = [entry for entry in label_maps._published()["sets"] if entry["classes"] == classes]
+    return label_maps._labels_of(entries[place])
 
 
 @pytest.mark.parametrize("part", ["train", "val"])
@@ -39,9 +46,8 @@ def drawn(part: int, n: int, classes: int = scene_sets.CLASSES) -> np.ndarray:
             "p{n:03d}.jpg",
             None,
         ),
-        (scene_sets.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", label_maps.ade20k()),
-        (scene_sets.voc, "Pascal VOC", "2007_{p}{n:05d}", label_maps.voc()),
-        (scene_sets.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", label_maps.coco_stuff()),
+        (scene_sets.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", published("ade20k")),
+        (scene_sets.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", published("coco_stuff")),
         (scene_sets.listed, "image list", "data/{part}/p{n:03d}.jpg", None),
         (scene_sets.parquet, "parquet", "row {n}", None),
     ],
@@ -57,29 +63,29 @@ def test_every_layout_gives_its_pictures_in_order_each_with_its_own_mask(tmp_pat
         assert source.ids() == [ids.format(n=n, p=p, part=part) for n in range(len(source))]
         assert [scene.id for scene in source.scenes] == source.ids()
         for n, scene in enumerate(source.scenes):
-            expected = drawn(p, n, 5 if write is scene_sets.voc else 4)
+            expected = drawn(p, n)
             if write is scene_sets.coco_stuff:
                 expected = np.where(expected == 3, 170, expected)
-            assert (classes_of(scene, labels or LABELS) == expected).all()
-            assert picture_shape(scene) == scene_sets.SIZE
+            assert (scene_sets.classes_of(scene, labels or LABELS) == expected).all()
+            assert header(scene)[0] == scene_sets.SIZE
     assert all(file.is_file() for file in source.files)
 
 
 @pytest.mark.parametrize("kind", ["Ids", "TrainIds"])
 def test_cityscapes(tmp_path, kind):
     source = open_scenes(f"{scene_sets.cityscapes(tmp_path, kind=kind)}#val")
-    assert source.kind == "Cityscapes" and source.labels == label_maps.cityscapes(kind == "TrainIds")
+    assert source.kind == "Cityscapes" and source.labels == published("cityscapes", kind == "TrainIds")
     assert source.ids()[0] == "valburg/valburg_000000_000019_leftImg8bit.png" and len(source) == 4
     assert source.left_out == ()
     for n, scene in enumerate(source.scenes):
-        assert (classes_of(scene, source.labels) == drawn(2 + n // 2, n % 2)).all()
+        assert (scene_sets.classes_of(scene, source.labels) == drawn(2 + n // 2, n % 2)).all()
 
 
 def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
     place = scene_sets.camvid(tmp_path, ignored=11, names="0006R0_f{:05d}")
     source = open_scenes(f"{place}#val")
-    assert (source.kind, source.labels) == ("CamVid", label_maps.camvid11())
-    assert (classes_of(source.scenes[2], source.labels) == drawn(1, 2)).all()
+    assert (source.kind, source.labels) == ("CamVid", published("camvid"))
+    assert (scene_sets.classes_of(source.scenes[2], source.labels) == drawn(1, 2)).all()
     # One that is called otherwise, and it may be anything.
     scene_sets.put(place / "val" / "mine.png", scene_sets.scene(5)[0])
     scene_sets.put(place / "valannot" / "mine.png", scene_sets.scene(5)[1])
@@ -87,14 +93,14 @@ def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
 
 
 def test_camvid_with_its_own_colours(tmp_path):
-    colours = np.array(label_maps.camvid_colours().colours, np.uint8)
+    colours = np.array(published("camvid", 1).colours, np.uint8)
     for n in range(2):
         picture, mask = scene_sets.scene(n, ignored=False)
         scene_sets.put(tmp_path / "train" / f"0001TP_{n:06d}.png", picture)
         scene_sets.put(tmp_path / "train_labels" / f"0001TP_{n:06d}_L.png", colours[mask])
     source = open_scenes(f"{tmp_path}#train")
-    assert (source.kind, source.labels) == ("CamVid", label_maps.camvid_colours())
-    assert (classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
+    assert (source.kind, source.labels) == ("CamVid", published("camvid", 1))
+    assert (scene_sets.classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
 
 
 def test_a_list_of_a_published_set_has_its_classes(tmp_path):
@@ -104,7 +110,7 @@ def test_a_list_of_a_published_set_has_its_classes(tmp_path):
         name = f"train/trainburg/trainburg_{n:06d}_000019"
         rows.append((f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png"))
     source = open_scenes(str(scene_sets.write_list(tmp_path / "train.txt", rows)))
-    assert (source.kind, source.labels) == ("image list", label_maps.cityscapes())
+    assert (source.kind, source.labels) == ("image list", published("cityscapes"))
 
 
 def test_masks_of_one_folder_without_splits(tmp_path):
@@ -125,7 +131,7 @@ def test_pictures_below_folders_are_matched_by_their_path(tmp_path):
         (tmp_path / city).rmdir()
     source = open_scenes(str(tmp_path))
     assert source.ids() == ["aachen/p000.jpg", "aachen/p001.jpg", "ulm/p000.jpg", "ulm/p001.jpg"]
-    assert (classes_of(source.scenes[3], LABELS) == scene_sets.scene(len("ulm") + 1)[1]).all()
+    assert (scene_sets.classes_of(source.scenes[3], LABELS) == scene_sets.scene(len("ulm") + 1)[1]).all()
     # Folders of any name are splits where one is asked for.
     assert open_scenes(f"{tmp_path}#ulm").ids() == ["p000.jpg", "p001.jpg"]
 
@@ -150,11 +156,12 @@ def test_what_fits_no_other_is_counted_and_named(tmp_path):
     assert source.left_out == (
         "7 images without a mask: p000.jpg, p001.jpg, p002.jpg, p003.jpg, p004.jpg and 2 more",
         "1 mask without an image: other.png",
-        "1 file that is not an image: notes.txt",
+        "1 file of another kind: notes.txt",
     )
     (tmp_path / "masks" / "p007.png").unlink()
     with pytest.raises(
-        UserError, match=r"8 images \(p000.jpg, .*\), 1 mask \(other.png\), but no pair with the same name"
+        UserError,
+        match=r"no pair with the same name; 8 images without a mask: p000.jpg, .*; 1 mask without an image: other.png",
     ):
         open_scenes(str(tmp_path))
 
@@ -174,7 +181,7 @@ def test_names_that_no_table_could_hold_are_refused(tmp_path):
 def test_what_is_no_picture_may_have_any_name(tmp_path):
     scene_sets.folders(tmp_path, splits=())
     (tmp_path / "masks" / os.fsdecode(b"\xff.txt")).write_text("notes")
-    assert open_scenes(str(tmp_path)).left_out == (r"1 file that is not an image: \xff.txt",)
+    assert open_scenes(str(tmp_path)).left_out == (r"1 file of another kind: \xff.txt",)
 
 
 @pytest.mark.parametrize("kind", ["nowhere", "folder", "pipe"])
@@ -210,36 +217,23 @@ def test_splits_are_chosen_by_name_and_never_by_chance(tmp_path):
         open_scenes(str(only), "val")
 
 
-def test_coco_stuff_in_other_places(tmp_path):
-    # As unpacked: images in `train2017` itself, and annotations of boxes that are no masks.
-    root = scene_sets.coco_stuff(tmp_path / "a")
-    for split in ("train2017", "val2017"):
-        (root / "images" / split).rename(root / split)
-    (root / "images").rmdir()
-    (root / "annotations").mkdir()
-    (root / "annotations" / "instances_train2017.json").write_text("{}")
-    assert open_scenes(f"{root}#train").labels == label_maps.coco_stuff()
+def test_a_set_laid_out_as_a_published_one_does_not_get_its_names(tmp_path):
+    root = scene_sets.coco_stuff(tmp_path / "a", masks="masks")
+    assert open_scenes(f"{root}#train").labels is None
     # As mmsegmentation converts it: numbers without gaps.
     for n in range(2):
         picture, mask = scene_sets.scene(n)
         scene_sets.put(tmp_path / "b" / "images" / "train2017" / f"{n:012d}.jpg", picture)
         scene_sets.put(tmp_path / "b" / "annotations" / "train2017" / f"{n:012d}_labelTrainIds.png", mask)
     source = open_scenes(f"{tmp_path / 'b'}#train")
-    assert source.labels == label_maps.coco_stuff_train_ids() and len(source) == 2
-
-
-def test_voc_lists(tmp_path):
-    root = scene_sets.voc(tmp_path)
-    (root / "SegmentationClass").rename(root / "SegmentationClassAug")
-    with pytest.raises(UserError, match=r"3 missing masks: line 1 \(SegmentationClass/2007_000000.png"):
-        open_scenes(f"{root}#train")
-    lists = root / "ImageSets" / "Segmentation"
-    (lists / "trainaug.txt").write_text("2007_000001\n\n2007_000000\n")
-    assert open_scenes(f"{root}#trainaug").ids() == ["2007_000001", "2007_000000"]
-    for text, said in (("2007_000001\n2007_000001\n", "2007_000001 again"), ("../x\n", "../x"), ("", "no lines")):
-        (lists / "trainaug.txt").write_text(text)
-        with pytest.raises(UserError, match=said):
-            open_scenes(f"{root}#trainaug")
+    assert source.labels == published("coco_stuff", 1) and len(source) == 2
+    for name, labels in (("2007_00000{n}", published("voc")), ("shot{n}", None)):
+        root = tmp_path / name
+        for n in range(2):
+            picture, mask = scene_sets.scene(n)
+            scene_sets.put(root / "JPEGImages" / f"{name.format(n=n)}.jpg", picture)
+            scene_sets.put(root / "SegmentationClass" / f"{name.format(n=n)}.png", mask)
+        assert open_scenes(str(root)).labels == labels
 
 
 def test_names_beside_the_folders(tmp_path):
@@ -257,11 +251,28 @@ def test_names_beside_the_folders(tmp_path):
     )
     source = open_scenes(str(root))
     assert source.labels == from_palette(scene_sets.palette())
-    assert (classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
-    for text in ("{", "3", "[1]", '["sky"]', '{"sky": [1, 2]}', '{"sky": [1, 2, 300], "b": [1, 1, 1]}', "[" * 100_000):
+    assert (scene_sets.classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
+    for text, said in (
+        ("{", ""),
+        ("3", ""),
+        ("[1]", ""),
+        ('["sky"]', "1 classes; 2 to 255"),
+        ('{"sky": [1, 2]}', ""),
+        ('{"sky": [1, 2, 300], "b": [1, 1, 1]}', r"colour \[1, 2, 300\]"),
+        ('{"sky": [1, 2, "3x"], "b": [1, 1, 1]}', ""),
+        ("[" * 100_000, ""),
+        ('["leaf", "leaf"]', "two classes with the same name: leaf"),
+        (json.dumps([f"c{n}" for n in range(300)]), "300 classes; 2 to 255"),
+        ('["a", "\\u0000"]', "the name of a class is"),
+        (" " * 1_100_000, "at most 1048576: names of classes"),
+    ):
         (root / "names.json").write_text(text)
-        with pytest.raises(UserError, match=r"names\.json"):
+        with pytest.raises(UserError, match=rf"names\.json.*{said}"):
             open_scenes(str(root))
+    # It comes before what the names of files say.
+    root = scene_sets.cityscapes(tmp_path / "city")
+    (root / "names.json").write_text(json.dumps([f"c{n}" for n in range(13)]))
+    assert open_scenes(f"{root}#train").labels == numbered([f"c{n}" for n in range(13)])
 
 
 # Lists.
@@ -273,9 +284,7 @@ def test_forms_of_lists(tmp_path):
     ids = [image for image, _ in rows]
     forms = [
         "\ufeffimage,label\n" + "".join(f"{a},{b}\n" for a, b in rows),
-        "\n# a remark\n" + "".join(f" {a} , {b} \r\n\r\n" for a, b in rows),
-        "".join(f"{a}\t{b}\n" for a, b in rows),
-        "\n".join(f"{a} {b}" for a, b in rows),
+        "\n" + "".join(f" {a} , {b} \r\n\r\n" for a, b in rows),
         "".join(f'"{a}",./{b}\n' for a, b in rows),
         "".join(f"{tmp_path / a},{b}\n" for a, b in rows),
     ]
@@ -284,7 +293,7 @@ def test_forms_of_lists(tmp_path):
         file.write_text(form, "utf-8")
         source = open_scenes(str(file))
         assert source.ids() == ids and source.files[0] == file
-        assert (classes_of(source.scenes[1], LABELS) == drawn(0, 1)).all()
+        assert (scene_sets.classes_of(source.scenes[1], LABELS) == drawn(0, 1)).all()
 
 
 def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
@@ -292,7 +301,7 @@ def test_paths_of_a_list_begin_at_the_root(tmp_path, monkeypatch):
     lists = tmp_path / "lists"
     lists.mkdir()
     (tmp_path / "set" / "train.txt").rename(lists / "train.txt")
-    with pytest.raises(UserError, match="12 errors in 6 lines"):
+    with pytest.raises(UserError, match=r"6 errors in 6 lines:\s+line 1: data/train/p000\.jpg does not exist"):
         open_scenes(str(lists / "train.txt"))
     assert len(open_scenes(str(lists / "train.txt"), root=str(tmp_path / "set"))) == 6
     # Both are below the data root.
@@ -330,20 +339,21 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
     assert raised.value.where == str(file)
     lines = raised.value.found.strip().split("\n")
     assert lines[0] == "18 errors in 19 lines:"
-    assert sorted(line.strip() for line in lines[1:]) == sorted(
-        [
-            "7 lines with an image that does not exist: line 3 (gone/0.jpg), line 4 (gone/1.jpg), line 5 (gone/2.jpg), "
-            "line 6 (gone/3.jpg), line 7 (gone/4.jpg) and 2 more",
-            "1 line with a mask that does not exist: line 10 (data/train/gone.png)",
-            "4 lines with a path outside of the root: line 11 ('../secret.png'), line 12 ('/etc/passwd'), "
-            "line 16 ('../set/data/train/p004.npy'), line 20 ('data/train/p\\x00.png')",
-            "1 line with an image of an earlier line: line 13 (data/train/p000.jpg, as in line 2)",
-            "2 lines not of the form image,label: line 14 (data/train/p003.jpg), "
-            "line 15 (data/train/p003.jpg,data/train/p003.png,3)",
-            "2 lines with a file that is not an image: line 17 (data/train/p004.npy), line 19 (data/train)",
-            "1 line with one file as image and mask: line 18 (data/train/p004.jpg)",
-        ]
-    )
+    first, other = "data/train/p001.png' is a path outside of the root", "is not called as an image"
+    assert [line.removeprefix("  line ") for line in lines[1:]] == [
+        *(f"{n + 3}: gone/{n}.jpg does not exist" for n in range(7)),
+        "10: data/train/gone.png does not exist",
+        f"11: '../secret.png,{first}",
+        f"12: '/etc/passwd,{first}",
+        "13: data/train/p000.jpg, the image of line 2",
+        "14: 'data/train/p003.jpg'; image,label is needed",
+        "15: 'data/train/p003.jpg,data/train/p003.png,3'; image,label is needed",
+        "16: 'data/train/p004.jpg,../set/data/train/p004.npy' is a path outside of the root",
+        f"17: data/train/p004.npy {other}",
+        "18: data/train/p004.jpg as image and mask",
+        f"19: data/train {other}",
+        "20: 'data/train/p005.jpg,data/train/p\\x00.png' is a path outside of the root",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -383,14 +393,14 @@ def _in_a_circle(root: Path) -> None:
     ("make", "text", "said"),
     [
         (lambda root: None, "nothing", "does not exist"),
-        (lambda root: (root / "a").mkdir(), "a", "unknown layout; expected a list of"),
+        (lambda root: (root / "a").mkdir(), "a", "unknown layout, or without images; expected a list of"),
         (lambda root: (root / "a.bin").write_bytes(b""), "a.bin", "unknown kind"),
         (scene_sets.listed, "train.txt#val", "a list has no splits"),
         (lambda root: None, "sample:faces", "no built-in set of scenes"),
         (lambda root: None, "x" * 5000, "cannot be read"),
-        (lambda root: [(root / n).mkdir() for n in ("images", "masks")], ".", "no images in one or both of images and"),
+        (lambda root: [(root / n).mkdir() for n in ("images", "masks")], ".", "unknown layout, or without images"),
         (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet", "cannot be read"),
-        (_twice, ".", "1 pair of images with the same name: p001.jpg and p001.png"),
+        (_twice, ".", "1 pair of files with the same name: p001.jpg and p001.png"),
         (
             lambda root: [scene_sets.folders(root, splits=(), masks=name) for name in ("masks", "labels")],
             ".",
@@ -453,10 +463,10 @@ def test_camvid_itself(shared):
     for part, count in (("train", 110), ("val", 30)):
         source = open_scenes(f"{shared / 'seg_camvid'}#{part}")
         assert (source.kind, len(source), source.left_out) == ("CamVid", count, ())
-        assert source.labels == label_maps.camvid11()
+        assert source.labels == published("camvid")
         for scene in source.scenes[::10]:
-            found = classes_of(scene, source.labels)
-            assert found.shape == picture_shape(scene) == (360, 480)
+            found = scene_sets.classes_of(scene, source.labels)
+            assert found.shape == header(scene)[0] == (360, 480)
             raw = np.asarray(Image.open(scene.mask))
             assert (found == np.where(raw == 11, 255, raw)).all()
             counts += np.bincount(found.ravel(), minlength=256)

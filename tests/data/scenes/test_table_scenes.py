@@ -10,7 +10,6 @@ from PIL import Image
 
 from trainkit.data import hub
 from trainkit.data.scenes import mask_store, table_scenes
-from trainkit.data.scenes.files import classes_of
 from trainkit.data.scenes.label_maps import numbered
 from trainkit.data.scenes.sources import open_scenes
 from trainkit.errors import UserError
@@ -39,7 +38,7 @@ def test_a_table_is_read_row_by_row(tmp_path):
     # In any order, and from several threads at once.
     for place in (5, 6, 2, -1, 29, 0):
         row = [n for n in range(40) if n % 4][place]
-        assert (classes_of(source.scenes[place], LABELS) == scene_sets.scene(row)[1]).all()
+        assert (scene_sets.classes_of(source.scenes[place], LABELS) == scene_sets.scene(row)[1]).all()
     assert [scene.id for scene in source.scenes[3:6]] == source.ids()[3:6]
     with pytest.raises(IndexError):
         source.scenes[30]
@@ -54,7 +53,7 @@ def test_a_table_is_read_row_by_row(tmp_path):
     assert source.scenes[0].where == f"{tmp_path}/a.parquet, row 1 (1.png)"
 
 
-def test_empty_cells_are_mistakes_of_their_rows(tmp_path):
+def test_empty_cells_are_mistakes_of_their_rows(tmp_path, cache):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -62,8 +61,8 @@ def test_empty_cells_are_mistakes_of_their_rows(tmp_path):
     rows[1]["mask"], rows[2]["image"] = None, None
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     source = open_scenes(f"{tmp_path}/a.parquet")
-    _, said = mask_store.compared(source.scenes)
-    assert len(said) == 2 and "row 1, its mask: no mask" in said[0] and "row 2: 0 bytes" in said[1]
+    with pytest.raises(UserError, match=r"(?s)2 masks that .*row 1, its mask: cannot be .*row 2: 0 bytes"):
+        mask_store.pack_masks_once(source, LABELS)
     paths = [{"image": {"bytes": rows[0]["image"], "path": "x"}, "mask": {"bytes": None, "path": "x"}}] * 2
     paths.append({"image": paths[0]["image"], "mask": {"bytes": rows[0]["mask"], "path": "x"}})
     pq.write_table(pa.Table.from_pylist(paths), tmp_path / "b.parquet")
@@ -88,7 +87,7 @@ def test_columns_of_tables(tmp_path):
             open_scenes(f"{tmp_path}/{name}.parquet")
     for column in table_scenes.MASK_COLUMNS:
         source = open_scenes(f"{scene_sets.parquet(tmp_path / column, (1, 1), column=column)}#val")
-        assert (classes_of(source.scenes[0], LABELS) == scene_sets.scene(1000)[1]).all()
+        assert (scene_sets.classes_of(source.scenes[0], LABELS) == scene_sets.scene(1000)[1]).all()
     # A table of training alone is not taken for one to score.
     (tmp_path / "mask" / "data" / "val-00000-of-00001.parquet").unlink()
     with pytest.raises(UserError, match="no split 'val'"):
@@ -105,7 +104,7 @@ def test_saved_sets_and_those_of_the_hub(tmp_path, monkeypatch):
     for text, part, count in (("#train", "train", 3), ("", "val", 1), ("#validation", "train", 1)):
         source = open_scenes(f"{tmp_path / 'saved'}{text}", part)
         assert source.kind == "datasets folder" and len(source) == count
-    assert (classes_of(source.scenes[0], LABELS) == rows[2][1]).all()
+    assert (scene_sets.classes_of(source.scenes[0], LABELS) == rows[2][1]).all()
     place = scene_sets.parquet(tmp_path / "hub")
     monkeypatch.setattr(hub, "download", lambda path, network: place)
     assert open_scenes("hf://owner/name#val").where == f"{place}#val"

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -57,31 +57,29 @@ class Distance:
 
     cap: Annotated[float, Field(ge=0.5, le=CAP_LIMIT)] = 16.0
     """Largest distance, in pixels of the packed image; larger distances are clipped to it. At most 63.75."""
-    ignored: Literal["boundary", "no"] = "no"
-    """`boundary`: the border with unlabelled pixels counts as a boundary too, as in Pascal VOC with its unlabelled
-    rims. `no`: it does not count."""
 
     def __post_init__(self) -> None:
         self.cap = float(self.cap)  # 16 and 16.0 name the same maps
 
 
-def from_mask(mask: np.ndarray, settings: Distance) -> np.ndarray:
+def from_mask(mask: np.ndarray, cap: float) -> np.ndarray:
     """Compute the distance from the centre of each pixel of a mask, uint8 (height, width), to the nearest boundary.
 
-    float32 (height, width), in pixels, exact and at most `settings.cap`, which is given where no boundary is that near.
+    float32 (height, width), in pixels, exact and at most `cap`, which is given where no boundary is that near. The
+    border with unlabelled pixels is none.
     """
     height, width = mask.shape
-    rows, halo = max(32, _BAND // max(width, 1)), math.ceil(settings.cap) + 1
+    rows, halo = max(32, _BAND // max(width, 1)), math.ceil(cap) + 1
     squares = np.empty((height, width), np.float32)
     for first in range(0, height, rows):
         last, above = min(first + rows, height), max(first - halo, 0)
-        part = _squares(mask[above : last + halo], settings)
+        part = _squares(mask[above : last + halo])
         squares[first:last] = part[first - above : last - above]
-    np.minimum(squares, np.float32(4 * settings.cap**2), out=squares)
+    np.minimum(squares, np.float32(4 * cap**2), out=squares)
     return np.sqrt(squares, out=squares) / np.float32(2)
 
 
-def _squares(mask: np.ndarray, settings: Distance) -> np.ndarray:
+def _squares(mask: np.ndarray) -> np.ndarray:
     """Compute four times the squared distances, float64: whole numbers.
 
     On a grid of half pixels the centres of pixels have odd coordinates, the corners even ones. The point of an edge
@@ -90,11 +88,9 @@ def _squares(mask: np.ndarray, settings: Distance) -> np.ndarray:
     from scipy import ndimage
 
     height, width = mask.shape
-    across, down = mask[:, 1:] != mask[:, :-1], mask[1:] != mask[:-1]
-    if settings.ignored == "no":
-        known = mask != IGNORED
-        across &= known[:, 1:] & known[:, :-1]
-        down &= known[1:] & known[:-1]
+    known = mask != IGNORED
+    across = (mask[:, 1:] != mask[:, :-1]) & known[:, 1:] & known[:, :-1]
+    down = (mask[1:] != mask[:-1]) & known[1:] & known[:-1]
     free = np.ones((2 * height + 1, 2 * width + 1), bool)
     for k in range(3):  # one end of each edge, its middle, the other end
         free[k : 2 * height - 1 + k : 2, 2:-1:2] &= ~across
@@ -108,7 +104,7 @@ class Distances(CompressedMaps):
     """The distance maps of a set of masks, opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a folder of distance maps")
-    ENTRIES: ClassVar = {"of": is_text, "settings": lambda settings: _is_distance(settings)}
+    ENTRIES: ClassVar = {"of": is_text, "settings": lambda settings: _is_settings(settings)}
     IDENTITY = ("rows", "of", "settings")
 
     @property
@@ -117,9 +113,9 @@ class Distances(CompressedMaps):
         return self.manifest["of"]
 
     @property
-    def settings(self) -> Distance:
-        """Settings that they were made by."""
-        return Distance(**self.manifest["settings"])
+    def cap(self) -> float:
+        """Largest distance, in pixels."""
+        return self.manifest["settings"]["cap"]
 
     def levels(self, row: int) -> np.ndarray:
         """Read the distances of a row in steps of `STEP` pixels of the packed mask, uint8 (height, width).
@@ -134,11 +130,12 @@ class Distances(CompressedMaps):
         return map_store.COLUMNS
 
 
-def _is_distance(settings: Json) -> bool:
-    try:
-        return set(settings) == {"cap", "ignored"} and Distance(**settings) is not None
-    except (TypeError, ValueError):
-        return False
+def _is_settings(settings: Json) -> bool:
+    return isinstance(settings, dict) and isinstance(cap := settings.get("cap"), float) and settings == _settings(cap)
+
+
+def _settings(cap: float) -> dict[str, Json]:
+    return {"cap": cap, "ignored": "no"}
 
 
 def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
@@ -146,33 +143,26 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
 
     Raises UserError where the ones that are there are damaged, or are not those of the masks.
     """
-    made = [FORMAT, VERSION, masks.digest, asdict(settings)]
+    cap = settings.cap
 
-    def make(folder: Path, on_progress: Progress) -> None:
-        _write(folder, masks, settings, on_progress)
-
-    what = f"computing distance maps of {masks.path}"
-    found = cache.pack_once(cache.key(made, ()), Distances, make, what, "mask")
-    check_fits(found, masks, settings)
-    return found
-
-
-def check_fits(found: Distances, masks: PackedMasks, settings: Distance) -> None:
-    """Raise UserError where maps are not those of these masks with these settings."""
-    if found.of != masks.digest or not np.array_equal(found.shapes, masks.shapes):
-        raise UserError(str(found.path), f"distances of other masks than those of {masks.path}", remedy=REBUILD)
-    if found.settings != settings:
-        raise UserError(str(found.path), f"distances by {found.settings}", f"{settings}", REBUILD)
-
-
-def _write(folder: Path, masks: PackedMasks, settings: Distance, on_progress: Progress) -> None:
     def one(row: int) -> dict[str, object]:
         # Half-steps go up.
-        levels = np.floor(from_mask(masks.mask(row), settings) / np.float32(STEP) + np.float32(0.5))
+        levels = np.floor(from_mask(masks.mask(row), cap) / np.float32(STEP) + np.float32(0.5))
         return map_store.packed(levels.astype(np.uint8))
 
-    with Writer(folder, map_store.COLUMNS) as writer:
-        for row in each(one, range(len(masks)), threads()):
-            writer.add(row)
-            on_progress(writer.rows, len(masks))
-        writer.publish(Distances, {"rows": len(masks), "of": masks.digest, "settings": asdict(settings)})
+    def make(folder: Path, on_progress: Progress) -> None:
+        with Writer(folder, map_store.COLUMNS) as writer:
+            for row in each(one, range(len(masks)), threads()):
+                writer.add(row)
+                on_progress(writer.rows, len(masks))
+            writer.publish(Distances, {"rows": len(masks), "of": masks.digest, "settings": _settings(cap)})
+
+    key, what = (
+        cache.key([FORMAT, VERSION, masks.digest, _settings(cap)], ()),
+        f"computing distance maps of {masks.path}",
+    )
+    found = cache.pack_once(key, Distances, make, what, "mask")
+    if found.of != masks.digest or found.cap != cap or not np.array_equal(found.shapes, masks.shapes):
+        wrong = f"distances up to {found.cap} of masks {found.of[:12]}"
+        raise UserError(str(found.path), wrong, f"up to {cap} of {masks.digest[:12]}, {masks.path}", REBUILD)
+    return found

@@ -1,6 +1,6 @@
 """Masks of COCO's JSON: outlines of objects as polygons or run lengths, with a category each, become classes.
 
-Classes are the background (0) and the categories in the order of their ids; see `outlines` for what lies on top. A
+Classes are the background (0) and the categories in the order of their ids; see `outlines` for what lies on top. An
 image without an annotation is all background. Objects marked `iscrowd` enclose more than the objects, and those with
 a box and no outline as well: what nothing else covers of them has no class. A category that is only the common
 `supercategory` of others, as Roboflow writes one, is no class.
@@ -10,21 +10,22 @@ Format: Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, and 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import mmap
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trainkit.data import folders
 from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes import json_lists, label_maps, outlines
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.outlines import LENGTH_TEXT, Outline, Painted
+from trainkit.data.scenes.outlines import Outline, Painted
+from trainkit.data.source_splits import WORDS
 from trainkit.errors import UserError, few, number_of
-from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 LIMIT = 512 << 20
@@ -33,31 +34,60 @@ LIMIT = 512 << 20
 FAR = 1e6
 """Largest coordinate of an outline, in pixels."""
 
-POINTS = 1 << 17
-"""Most points of the outline of an object."""
+_OTHERS = ("person_keypoints_", "panoptic_")
+"""Begin the names of COCO's files of other things."""
 
+_EXPECTED = "masks in COCO's JSON"
 _FEW = 8
 """Pixels of the shorter side up to which coordinates from 0 to 1 may be pixels."""
 
-_LONGEST = 1 << 16
-"""Longest side of an image, in pixels."""
+_Id = int | Annotated[str, Field(max_length=100)]
+_Side = Annotated[int, Field(ge=1, le=1 << 16)]
+_Coordinates = list[Annotated[float, Field(ge=-FAR, le=FAR)]]
 
-_OTHERS = ("captions_", "person_keypoints_", "panoptic_", "image_info_")
-"""Begin the names of COCO's files of other things."""
 
-_SPLIT = re.compile(r"(?:.*[_.-])?(train|training|val|valid|validation|dev|test|testing)(?:\d{4})?", re.IGNORECASE)
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True)
 
-_BACKGROUND = "background"
-"""Class 0 of what no region covers."""
 
-_CALLED_BACKGROUND = frozenset({_BACKGROUND, "_background_", "bg"})
+def _path(name: str) -> str:
+    path = name.replace("\\", "/").removeprefix("./")
+    if not folders.is_writable(path) or {"", ".", ".."} & set(path.split("/")):
+        raise ValueError("a path below one folder is needed")
+    return path
 
-_KEPT = {
-    "images": ("id", "file_name", "height", "width"),
-    "annotations": ("image_id", "category_id", "iscrowd", "segmentation", "bbox"),
-    "categories": ("id", "name", "supercategory"),
+
+class _Image(_Entry):
+    id: _Id
+    file_name: Annotated[str, Field(max_length=1000), AfterValidator(_path)]
+    height: _Side
+    width: _Side
+
+
+class _Category(_Entry):
+    id: _Id
+    name: str
+    supercategory: str | None = None
+
+
+class _Runs(_Entry):
+    counts: str | list[Annotated[int, Field(ge=0, le=PIXEL_CAP)]]
+    size: list[int] | None = None
+
+
+class _Annotation(_Entry):
+    image_id: _Id
+    category_id: _Id
+    iscrowd: Literal[0, 1] | None = 0
+    segmentation: _Runs | list[_Coordinates] | None = None
+    bbox: _Coordinates | None = None
+
+
+_FORMS: dict[str, type[_Image | _Annotation | _Category]] = {
+    "images": _Image,
+    "annotations": _Annotation,
+    "categories": _Category,
 }
-"""What is read of the entries of each list."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +100,10 @@ class CocoMask:
     size: tuple[int, int]
     """Height and width as the file says them."""
     outlines: tuple[Outline, ...]
-    empty: int
 
     def painted(self) -> Painted:
         """Return classes and objects. Raises UserError for run lengths that do not fit the image."""
-        return outlines.paint(self.size, self.outlines, self.empty, self.where)
+        return outlines.paint(self.size, self.outlines, self.where)
 
 
 @dataclass(frozen=True)
@@ -84,7 +113,33 @@ class Read:
     masks: dict[str, CocoMask]
     """By the path of the image as the file has it, `/` between its parts."""
     labels: Labels
-    left_out: tuple[str, ...]
+
+
+class _Object(NamedTuple):
+    """An annotation, whose image and class may come later in the file; its outline is of class 0 until then."""
+
+    where: str
+    image: int | str
+    category: int | str
+    is_crowd: bool
+    size: list[int] | None
+    outline: Outline
+
+
+def is_coco(file: Path) -> bool:
+    """Return whether a JSON file names what COCO's has, without parsing it. Raises UserError for a too large one."""
+    size = _checked_size(file)
+    try:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
+            return all(content.find(f'"{key}"'.encode()) >= 0 for key in _FORMS)
+    except (OSError, ValueError):  # an empty file, too
+        return False
+
+
+def _checked_size(file: Path) -> int:
+    if (size := folders.size_of(file, str(file), _EXPECTED)) > LIMIT:
+        raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: {_EXPECTED}")
+    return size
 
 
 def find(root: Path) -> dict[str, list[Path]]:
@@ -94,213 +149,109 @@ def find(root: Path) -> dict[str, list[Path]]:
     """
     found: dict[str, list[Path]] = {}
     for folder in (root, *folders.folders_in(root).values()):
-        part = _SPLIT.fullmatch(folder.name) if folder != root else None
-        if folder != root and part is None and folder.name.lower() not in ("annotations", "labels"):
-            continue
-        for file in folders.visible(folder.glob("*.json")):
-            named = part or _SPLIT.fullmatch(file.stem)
-            if not file.name.startswith(_OTHERS) and is_coco(file):
-                found.setdefault(named[1].lower() if named else "", []).append(file)
+        if folder == root or folder.name in WORDS or folder.name.lower() in ("annotations", "labels"):
+            files = [file for file in folders.visible(folder.glob("*.json")) if not file.name.startswith(_OTHERS)]
+            for file in filter(is_coco, files):
+                named = folder.name if folder != root and folder.name in WORDS else file.stem.rpartition("_")[2]
+                found.setdefault(named if named in WORDS else "", []).append(file)
     return {name: [f for f in files if f.name.startswith("instances")] or files for name, files in found.items()}
-
-
-def is_coco(file: Path) -> bool:
-    """Return whether a JSON file names what COCO's has, without parsing it."""
-    size = folders.size_of(file, str(file), "COCO's JSON")
-    if size > LIMIT:
-        raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: masks in COCO's JSON")
-    wanted = [f'"{key}"'.encode() for key in _KEPT]
-    try:
-        with file.open("rb") as stream:
-            before = b""
-            while wanted and (block := stream.read(1 << 22)):
-                wanted = [word for word in wanted if word not in before + block]
-                before = block[-16:]
-    except OSError:
-        return False
-    return not wanted
 
 
 def read(file: Path) -> Read:
     """Read masks and classes of a file. Decodes no run lengths.
 
-    Raises UserError for what is not of COCO's form, with the first place, and where no object has an outline.
+    Raises UserError for what is not of COCO's form, with the first place.
     """
-    said: dict[str, list[dict[str, Any]]] = {key: [] for key in _KEPT}
-
-    def keep(key: str, where: str, entry: Json) -> None:
-        if not isinstance(entry, dict):
-            raise ValueError(f"{where} is not an object")
-        said[key].append({name: entry[name] for name in _KEPT[key] if name in entry})
-        if key == "annotations":
-            _compact(said[key][-1], where)
-
+    _checked_size(file)
+    images: dict[int | str, _Image] = {}
+    categories: dict[int | str, _Category] = {}
+    objects: list[_Object] = []
     try:
-        if (size := folders.size_of(file, str(file), "COCO's JSON")) > LIMIT:
-            raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: masks in COCO's JSON")
-        if json_lists.read(file, _KEPT, keep, "masks in COCO's JSON") != set(_KEPT):
-            raise UserError(str(file), "no lists `images`, `annotations` and `categories`", "masks in COCO's JSON")
-        pictures = _pictures(said["images"])
-        names = _categories(said["categories"], said["annotations"])
-        numbers, empty, labels = _numbering(list(names.values()))
-        classes = {id: numbers[name] for id, name in names.items()}
-        outlines, left_out = _outlines(said["annotations"], pictures, classes)
+        for where, entry in _entries(file):
+            if isinstance(entry, _Annotation):
+                objects.append(_object(entry, where))
+                continue
+            known: dict = images if isinstance(entry, _Image) else categories
+            if known.setdefault(entry.id, entry) is not entry:
+                raise ValueError(f"{where}.id is {entry.id!r}, as of an earlier one")
+        if not images or not objects:
+            raise ValueError(f"no {'annotations' if images else 'images'}")
+        names = _classes(categories, {one.category for one in objects})
+        labels = label_maps.numbered(["background", *names.values()])
+        found = _outlines(objects, images, {id: number for number, id in enumerate(names, start=1)})
     except ValueError as error:
-        raise UserError(str(file), str(error)[:300], "masks in COCO's JSON") from None
-    masks = {}
-    for id, (name, size) in pictures.items():
-        if name in masks:
-            raise UserError(str(file), f"two images with the same file_name: {name[:200]}", "each once")
-        masks[name] = CocoMask(file, f"{file}, image {id} ({name[:200]})", size, tuple(outlines.get(id, ())), empty)
-    if not masks:
-        raise UserError(str(file), "no images", "images and their objects")
-    return Read(masks, labels, left_out)
+        raise UserError(str(file), str(error)[:300], _EXPECTED) from None
+    masks: dict[str, CocoMask] = {}
+    for id, image in images.items():
+        where, size = f"{file}, image {id} ({image.file_name[:200]})", (image.height, image.width)
+        if masks.setdefault(image.file_name, mask := CocoMask(file, where, size, tuple(found[id]))) is not mask:
+            raise UserError(where, "the file_name of an earlier image", "each once")
+    return Read(masks, labels)
 
 
-def _entries(some: list[dict[str, Any]], what: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((f"{what}[{place}]", entry) for place, entry in enumerate(some))
+def _entries(file: Path) -> Iterator[tuple[str, _Image | _Annotation | _Category]]:
+    """Yield the entries of all lists with their places. Raises ValueError for one of another form."""
+    for key, place, value in json_lists.entries(file, _FORMS, _EXPECTED):
+        try:
+            yield f"{key}[{place}]", _FORMS[key].model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            part = ".".join(map(str, first["loc"][:1]))
+            raise ValueError(f"{key}[{place}].{part}: {first['msg']}, found {first['input']!r}"[:300]) from None
 
 
-def _compact(entry: dict[str, Any], where: str) -> None:
-    """Turn the polygons of an annotation into arrays: lists of numbers take four times as much."""
-    for key in ("image_id", "category_id"):
-        _id(entry, key, where)
-    if not isinstance(shape := entry.get("segmentation"), list) or not all(isinstance(one, list) for one in shape):
-        return
-    if (points := sum(map(len, shape)) // 2) > POINTS:
-        raise ValueError(f"{where}.segmentation has {points} points; {POINTS} at most are allowed")
-    entry["segmentation"] = [_numbers(one, 0, f"{where}.segmentation") for one in shape]
+def _object(entry: _Annotation, where: str) -> _Object:
+    """Keep of an annotation what is needed, its polygons as arrays: lists of numbers take four times as much."""
+    shape, size = entry.segmentation, None
+    if isinstance(shape, _Runs):
+        counts, size = shape.counts, shape.size
+        outline = Outline(0, runs=counts if isinstance(counts, str) else np.array(counts, np.int64))
+    elif shape:
+        if any(len(one) % 2 for one in shape):
+            raise ValueError(f"{where}.segmentation has x without y")
+        outline = Outline(0, tuple(np.array(one).reshape(-1, 2) for one in shape if len(one) >= 6))
+    elif entry.bbox:
+        if len(entry.bbox) != 4:
+            raise ValueError(f"{where}.bbox is not 4 numbers")
+        x, y, width, height = entry.bbox
+        corners = np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
+        outline = Outline(0, (corners,) if width > 0 and height > 0 else (), is_box=True)
+    else:
+        outline = Outline(0)
+    return _Object(where, entry.image_id, entry.category_id, bool(entry.iscrowd), size, outline)
 
 
-def _id(entry: Mapping[str, Any], key: str, where: str) -> int | str:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | str) or (isinstance(value, str) and len(value) > 100):
-        raise ValueError(f"{where}.{key} is {value!r}"[:150] + "; a number is needed")
-    return value
-
-
-def _side(entry: Mapping[str, Any], key: str, where: str) -> int:
-    value = entry.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LONGEST:
-        raise ValueError(f"{where}.{key} is {value!r}"[:150] + f"; 1 to {_LONGEST} pixels are needed")
-    return value
-
-
-def _pictures(some: list[Any]) -> dict[int | str, tuple[str, tuple[int, int]]]:
-    found: dict[int | str, tuple[str, tuple[int, int]]] = {}
-    for where, entry in _entries(some, "images"):
-        name = entry.get("file_name")
-        if not isinstance(name, str) or not name or len(name) > 1000 or not folders.is_writable(name):
-            raise ValueError(f"{where}.file_name is {name!r}"[:150] + "; the path of an image is needed")
-        if (id := _id(entry, "id", where)) in found:
-            raise ValueError(f"{where}.id is {id}, as of another image")
-        name = name.replace("\\", "/").removeprefix("./")
-        if {"", ".", ".."} & set(name.split("/")):
-            raise ValueError(f"{where}.file_name is {name!r}"[:150] + "; a path below one folder is needed")
-        found[id] = (name, (_side(entry, "height", where), _side(entry, "width", where)))
-    return found
-
-
-def _categories(some: list[Any], annotations: list[Any]) -> dict[int | str, str]:
-    """Return the name of each category by its id, in the order of ids, without one that only stands for others."""
-    found: dict[int | str, str] = {}
-    above: set[str] = set()
-    for where, entry in _entries(some, "categories"):
-        name = entry.get("name")
-        if not isinstance(name, str):
-            raise ValueError(f"{where}.name is {name!r}"[:150] + "; a name is needed")
-        if (id := _id(entry, "id", where)) in found:
-            raise ValueError(f"{where}.id is {id}, as of another category")
-        found[id] = name
-        if isinstance(parent := entry.get("supercategory"), str) and parent != name:
-            above.add(parent)
-    used = {str(entry.get("category_id")) for entry in annotations if isinstance(entry, dict)}
-    only_above = [id for id, name in found.items() if name in above and str(id) not in used]
-    ordered = sorted(found, key=lambda id: (isinstance(id, str), id if isinstance(id, int) else 0, str(id)))
-    return {id: found[id] for id in ordered if id not in only_above}
+def _classes(categories: Mapping[int | str, _Category], used: Collection[int | str]) -> dict[int | str, str]:
+    """Return the names of the categories by id, in the order of ids, without those that only stand for others."""
+    above = {one.supercategory for one in categories.values() if one.supercategory != one.name}
+    ordered = sorted(categories, key=lambda id: (isinstance(id, str), id if isinstance(id, int) else 0, str(id)))
+    return {id: categories[id].name for id in ordered if id in used or categories[id].name not in above}
 
 
 def _outlines(
-    some: list[Any], pictures: Mapping[int | str, Any], classes: Mapping[int | str, int]
-) -> tuple[dict[int | str, list[Outline]], tuple[str, ...]]:
-    """Return the objects of each image, and sentences about those that have only a box.
-
-    Raises ValueError where none has an outline, and where most have coordinates from 0 to 1.
-    """
-    found: dict[int | str, list[Outline]] = {}
-    boxes = drawn = polygons = shares = 0
-    for where, entry in _entries(some, "annotations"):
-        image, category = _id(entry, "image_id", where), _id(entry, "category_id", where)
-        if image not in pictures or category not in classes:
-            key, value = ("image_id", image) if image not in pictures else ("category_id", category)
-            raise ValueError(f"{where}.{key} is {value}, which is not a known id")
-        if entry.get("iscrowd", 0) not in (0, 1, None):
-            raise ValueError(f"{where}.iscrowd is neither 0 nor 1")
-        number = IGNORED if entry.get("iscrowd") else classes[category]
-        _, size = pictures[image]
-        outline = _outline(entry, number, size, where)
-        boxes += outline.box is not None
-        drawn += outline.runs is not None or bool(outline.polygons)
-        polygons += bool(outline.polygons)
-        shares += bool(outline.polygons) and min(size) > _FEW and all(map(_is_of_shares, outline.polygons))
-        found.setdefault(image, []).append(outline)
-    if boxes and not drawn:
-        raise ValueError(f"{number_of(boxes, 'objects')} with a box, and none with an outline (`segmentation`)")
+    objects: Iterable[_Object], images: Mapping[int | str, _Image], numbers: Mapping[int | str, int]
+) -> dict[int | str, list[Outline]]:
+    """Return the objects of each image. Raises ValueError where most have coordinates from 0 to 1."""
+    found: dict[int | str, list[Outline]] = {id: [] for id in images}
+    polygons = shares = 0
+    for one in objects:
+        if one.image not in images or one.category not in numbers:
+            key, value = ("image_id", one.image) if one.image not in images else ("category_id", one.category)
+            raise ValueError(f"{one.where}.{key} is {value!r}, which is not a known id")
+        size = [images[one.image].height, images[one.image].width]
+        if one.size not in (None, size):
+            raise ValueError(f"{one.where}.segmentation.size is {one.size}; its image has {size}, height and width")
+        number = IGNORED if one.is_crowd else numbers[one.category]
+        found[one.image].append(replace(one.outline, of=number))
+        if one.outline.polygons and not one.outline.is_box:
+            polygons += 1
+            shares += min(size) > _FEW and all(((p >= 0) & (p <= 1)).all() for p in one.outline.polygons)
     if 2 * shares > polygons:
         raise ValueError(
             f"{shares} of {number_of(polygons, 'outlines')} with coordinates from 0 to 1; pixels are needed: multiply "
             "them by the width and height of their image"
         )
-    boxed = f"{number_of(boxes, 'objects')} with a box but no outline: their pixels have no class"
-    return found, (boxed,) if boxes else ()
-
-
-def _is_of_shares(polygon: np.ndarray) -> bool:
-    return bool((polygon >= 0).all() and (polygon <= 1).all())
-
-
-def _outline(entry: Mapping[str, Any], number: int, size: tuple[int, int], where: str) -> Outline:
-    shape = entry.get("segmentation")
-    if isinstance(shape, dict):
-        said = shape.get("size", list(size))
-        if said != list(size):
-            found = f"{where}.segmentation.size is {said!r}"[:150]
-            raise ValueError(f"{found}; its image has [{size[0]}, {size[1]}], height and width")
-        return Outline(number, number, runs=_runs(shape.get("counts"), size, f"{where}.segmentation.counts"))
-    if shape in (None, []):
-        box = entry.get("bbox")
-        if box in (None, []):
-            return Outline(number, number)
-        left, top, width, height = _numbers(box, 4, f"{where}.bbox").tolist()
-        if width <= 0 or height <= 0:
-            return Outline(number, number)
-        return Outline(IGNORED, number, box=(left, top, width, height))
-    if not isinstance(shape, list) or not all(isinstance(one, np.ndarray) for one in shape):
-        raise ValueError(f"{where}.segmentation is neither polygons nor run lengths")
-    return Outline(number, number, tuple(one.reshape(-1, 2) for one in shape if len(one) >= 6))
-
-
-def _numbers(some: Any, count: int, where: str) -> np.ndarray:
-    try:
-        values = np.array(some, np.float64)
-    except (TypeError, ValueError, OverflowError):
-        values = np.empty((0, 0))
-    if values.ndim != 1 or (len(values) != count if count else len(values) % 2) or not (np.abs(values) <= FAR).all():
-        raise ValueError(f"{where} is not {count or 'pairs of'} coordinates within {FAR:,.0f} pixels")
-    return values
-
-
-def _runs(counts: Any, size: tuple[int, int], where: str) -> str | np.ndarray:
-    pixels = size[0] * size[1]
-    if isinstance(counts, str | list) and len(counts) > (most := LENGTH_TEXT * (pixels + 2)):
-        raise ValueError(f"{where} has a length of {len(counts)}; {most} at most for {size[1]} x {size[0]} pixels")
-    if isinstance(counts, str):
-        if not re.fullmatch("[0-o]+", counts):
-            raise ValueError(f"{where} holds characters that no run lengths have")
-        return counts
-    if not isinstance(counts, list) or not all(type(one) is int and 0 <= one <= PIXEL_CAP for one in counts):
-        raise ValueError(f"{where} is neither a text nor a list of lengths")
-    return np.array(counts, np.int32)
+    return found
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:
@@ -314,36 +265,15 @@ def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Pa
     gone = {place: [name for name in names if not there[place].has_file(name)] for place in places}
     best = min(places, key=lambda place: len(gone[place]))
     if gone[best]:
-        looked = "" if root is not None else f" (looked in {few(map(str, places), 8)})"
-        found = f"{len(gone[best])} of {len(names)} images do not exist: {few(gone[best])}{looked}"
-        raise UserError(
-            str(file), found, "all images that it lists", "set data.root to the folder where the paths begin"
-        )
+        found = f"{len(gone[best])} of {len(names)} images do not exist: {few(gone[best])}"
+        expected = f"all images that it lists in one of {few(map(str, places), 8)}"
+        raise UserError(str(file), found, expected, "set data.root to the folder where the paths begin")
     if out := [name for name in names if there[best].leads_out(name)]:
         raise UserError(str(file), f"{number_of(len(out), 'links')} out of {best}: {few(out)}", "images in it")
     return best
 
 
 def _places(file: Path) -> Iterator[Path]:
-    named = _SPLIT.fullmatch(file.stem)
-    tail = file.stem.rpartition("_")[2]
-    words = dict.fromkeys((tail, named[1] if named else tail))
+    split = file.stem.rpartition("_")[2]
     for above in (file.parent, file.parent.parent):
-        yield above
-        yield from (above / word for word in words if (above / word).is_dir())
-        for inner in ("images", "JPEGImages"):
-            if (above / inner).is_dir():
-                yield above / inner
-                yield from (above / inner / word for word in words if (above / inner / word).is_dir())
-
-
-def _numbering(classes: Sequence[str]) -> tuple[dict[str, int], int, Labels]:
-    """Return the number of each class, that of uncovered pixels, and the labels, whose class 0 is the background.
-
-    Where one of `classes` is called background it is class 0, and uncovered pixels have no class. Raises ValueError as
-    `Labels` does.
-    """
-    own = next((name for name in classes if name.lower() in _CALLED_BACKGROUND), None)
-    names = (_BACKGROUND if own is None else own, *(name for name in classes if name != own))
-    labels = label_maps.numbered(names)
-    return {name: number for number, name in enumerate(names)}, 0 if own is None else IGNORED, labels
+        yield from (place for inner in ("", "images", split, f"images/{split}") if (place := above / inner).is_dir())

@@ -12,18 +12,23 @@ from pydantic import Field
 from trainkit.config.ranges import Deviation, Fraction
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import boundary_distance, label_maps, mask_store, size_checks
+from trainkit.data.scenes import boundary_distance, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.boundary_distance import Distance
+from trainkit.data.scenes.checks import oddities
 from trainkit.data.scenes.label_maps import Colour, Labels
-from trainkit.data.scenes.oddities import oddities
-from trainkit.data.scenes.size_checks import CROP_LIMIT, LEAST
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
 from trainkit.data.split import check_leaks, check_names, key, missing
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
+
+CROP_LIMIT = 1 << 26
+"""Most pixels of a crop or of a scaled image; 8,192 along each side."""
+
+LEAST = 16
+"""Pixels of the shorter side below which nothing of an image is left to tell."""
 
 SCALE_LIMIT = 16.0
 """Largest factor on the size of an image that is evaluated."""
@@ -42,7 +47,7 @@ class Scenes:
 
     train: str
     """Training set: a list of images and masks (`.txt`, `.csv`), folders of images and masks, COCO JSON, the layout of
-    CamVid, Cityscapes, ADE20K, Pascal VOC or COCO-Stuff, a table, `hf://owner/name#split`, or `sample:scenes`."""
+    CamVid or Cityscapes, a table, `hf://owner/name#split`, or `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`."""
     columns: dict[Literal["image", "mask", "split", "name"], str] = field(
@@ -60,9 +65,6 @@ class Scenes:
     """Numbers, or with `palette` colours, in masks that are not labelled, beside 255."""
     size: tuple[SceneSide, SceneSide] | None = None
     """Height and width to which images and masks are resized once, when they are packed. null: as in the files."""
-    store: Literal["auto", "decoded", "encoded"] = "auto"
-    """Storage of packed images. `decoded`: as pixels, all of one size. `encoded`: as files; a crop of a 1024 x 2048 PNG
-    then takes 0.1 s instead of 0.02. `auto`: decoded below 2 GB."""
     short_side: Annotated[int, Field(ge=LEAST, le=1 << 14)] | None = None
     """Shorter side to which each image is resized when it is read, before `augment.scales` and `eval_scales`. null: as
     packed."""
@@ -130,28 +132,26 @@ class Scenes:
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files.
 
-        Raises UserError naming file and place: what `scene_sources` and `packed_masks` refuse, classes that differ, a
-        crop or scales that fit no image, images that are in two splits.
+        Raises UserError naming file and place: what `sources` and `mask_store` refuse, classes that differ, images that
+        `short_side` makes too large, and images that are in two splits.
         """
         # All are found before the first is packed: a misspelt path should not show after half an hour.
-        found = {
-            name: scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root, self.columns)
-            for name, place in {"train": self.train, **self.evaluate}.items()
-        }
-        labels = self._agreed(found)
-        packed = {name: self._packed(name, source, labels[name]) for name, source in found.items()}
-        whole = packed["train"]
-        scored = {name: self._scored(one, found[name], labels[name]) for name, one in packed.items()}
+        found: dict[str, tuple[SceneSource, Labels]] = {}
+        for name, place in {"train": self.train, **self.evaluate}.items():
+            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root, self.columns)
+            found[name] = source, self.agreed(key(name), source, found["train"][1] if found else None)
+        packed = {name: self._packed(name, *one) for name, one in found.items()}
         for name, one in packed.items():
-            for error in self.size_errors(key(name), one.ids, one.shapes):
+            if error := self.size_error(key(name), one.ids, one.shapes):
                 raise error
-        train = SceneCrops("train", whole, seed, self.crop, self.augment, self.base(whole.shapes), self.mean, self.std)
+        whole = packed["train"]
+        train = SceneCrops("train", whole, self.base(whole.shapes), self.mean, self.std, seed, self.crop, self.augment)
         held = {name: one.held() for name, one in packed.items()}
         remedy = "remove them from one of the sets, or set `leakage: allow`"
         check_leaks(held.pop("train"), held, self.leakage, "each image in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
-        for name, one in scored.items():
-            evaluations |= self._kinds(name, one)
+        for name, one in packed.items():
+            evaluations |= self._evaluations(name, self._scored(one, *found[name]))
         meta = DatasetInfo(
             len(whole.names),
             (3, *self.crop),
@@ -160,7 +160,8 @@ class Scenes:
             class_colours=whole.colours,
             distances=self.distance is not None,
         )
-        notes = (*self._left_out(found), *self._padding(train), *self._notes(packed))
+        left_out = (f"{key(name)}: {text}" for name, (source, _) in found.items() for text in source.left_out)
+        notes = (*left_out, *_padding(train), *self._notes(packed))
         return Dataset(meta, train, evaluations, notes)
 
     def missing(self) -> list[str]:
@@ -173,60 +174,40 @@ class Scenes:
             return np.ones(len(shapes))
         return self.short_side / shapes.min(1)
 
-    def size_errors(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> Iterator[UserError]:
-        """Yield errors of the crop and the smallest scale for images of `shapes` (n, 2), of the set of a key."""
-        base, train = self.base(shapes), where == key("train")
-        if train:
-            yield from size_checks.crop_errors("data.crop", shapes, self.crop, base, self.augment.scales[1])
-        scale = self.augment.scales[0] if train else 1.0
-        yield from size_checks.scale_errors(where, ids, shapes, base, scale, scale)
+    def size_error(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> UserError | None:
+        """Return the error of images of `shapes` (n, 2), of the set of a key, that `short_side` makes too large."""
+        if not len(large := np.flatnonzero(shapes.prod(1) * self.base(shapes) ** 2 > CROP_LIMIT)):
+            return None
+        listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in large.tolist())
+        found = f"{len(large)} of {len(shapes)} images, of which data.short_side makes too many pixels: {listed}"
+        return UserError(where, found, f"{CROP_LIMIT:,} pixels or fewer", "lower data.short_side, or cut them")
 
-    def odd_scales(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> Iterator[str]:
-        """Yield sentences about `eval_scales` at which nothing is left of images of `shapes` (n, 2) of the set of a
-        key, or that make them larger than any crop may be. Only evaluations that are asked for matter."""
-        if where != key("train"):
-            scales, place = (min(1.0, *self.eval_scales), max(self.eval_scales)), f"{where}.msf (data.eval_scales)"
-            yield from map(str, size_checks.scale_errors(place, ids, shapes, self.base(shapes), *scales))
+    def agreed(self, where: str, source: SceneSource, first: Labels | None) -> Labels:
+        """Return how the masks of the set of a key are read; `first` are the classes of the training set.
 
-    def class_error(
-        self, where: str, source: SceneSource, labels: Labels | None, first: Labels | None
-    ) -> UserError | None:
-        """Return the error of a set of a key whose classes nothing names, or that differ from those of the `first`."""
+        Raises UserError where nothing names its classes, or they differ from the first.
+        """
         place = f"{where} ({source.where})"
+        labels = self.labels(source.labels) or first
         if labels is None:
             found = "the values in its masks have no class names"
-            return UserError(place, found, "names of classes", "set data.names or data.palette")
-        if first is None or labels.names == first.names:
-            return None
-        expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
-        return UserError(place, f"{len(labels.names)} classes: {few(labels.names, 20)}", expected)
-
-    def _agreed(self, found: Mapping[str, SceneSource]) -> dict[str, Labels]:
-        """Return how the masks of each set are read; all have the classes of the training set, in its order."""
-        agreed: dict[str, Labels] = {}
-        for name, source in found.items():
-            first = agreed.get("train")
-            labels = self.labels(source.labels) or first
-            error = self.class_error(key(name), source, labels, first)
-            if labels is None or error is not None:
-                raise error or UserError(source.where, "no classes")
-            agreed[name] = labels
-        return agreed
+            raise UserError(place, found, "names of classes", "set data.names or data.palette")
+        if first is not None and labels.names != first.names:
+            expected = f"{len(first.names)} of data.train: {few(first.names, 20)}"
+            raise UserError(place, f"{len(labels.names)} classes: {few(labels.names, 20)}", expected)
+        return labels
 
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
         # Masks first: they are quick to pack, and most errors are in them.
         masks = mask_store.pack_masks_once(source, labels, self.size)
-        pixels, place = np.asarray(masks.counts).sum(0)[:-1], f"{key(name)} ({source.where})"
+        pixels, place = np.asarray(masks.counts).sum(0), f"{key(name)} ({source.where})"
         if error := masks.objects.error(place, masks.names, pixels, train=name == "train"):
             raise error
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():
             size = tuple(masks.shapes[0].tolist())
-        if size is None and self.store == "decoded":
-            found = f"decoded, but images of {len(np.unique(masks.shapes, axis=0))} sizes in {source.where}"
-            raise UserError("data.store", found, "one size", "set data.size, or use `encoded`")
         fit = "no" if self.size is None else "stretch"
-        images = import_images.pack_once(source.pictures(), size, fit, store=self.store)
+        images = import_images.pack_once(source.pictures(), size, fit)
         if len(masks) != len(images):
             raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
@@ -241,7 +222,7 @@ class Scenes:
             return packed
         return replace(packed, masks=mask_store.pack_masks_once(source, labels), distances=None)
 
-    def _kinds(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
+    def _evaluations(self, name: str, whole: SceneSet) -> dict[str, WholeScenes]:
         """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
         several, window = tuple(self.eval_scales), self.window
         plain = WholeScenes(name, whole, self.base(whole.shapes), self.mean, self.std)
@@ -257,25 +238,20 @@ class Scenes:
         }
         return {name + end: replace(split, name=name + end) for end, split in made.items()}
 
-    def _left_out(self, found: Mapping[str, SceneSource]) -> Iterator[str]:
-        for name, source in found.items():
-            if source.left_out:
-                yield f"{key(name)}: {len(source.left_out)} left out: {few(source.left_out)}"
-
-    def _padding(self, train: SceneCrops) -> Iterator[str]:
-        cuts = train.cuts(np.arange(train.size), 0)
-        covered = cuts.size.prod(1) / np.prod(self.crop)
-        if (padded := int((covered < 1).sum())) > 0:
-            yield (
-                f"{padded} of {train.size} crops of the first epoch are larger than their scaled image; "
-                f"{1 - covered.mean():.1%} of the training pixels are padding"
-            )
-
     def _notes(self, packed: Mapping[str, SceneSet]) -> Iterator[str]:
         """Yield sentences about what is odd but can be used."""
         for name, one in packed.items():
             masks, pictures = one.masks, np.asarray(one.pictures.contents())
             counts, prints = np.asarray(masks.counts), np.asarray(masks.fingerprints)
-            odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.objects, much=0)
+            odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.objects)
             yield from (f"{key(name)}: {text}" for text in odd)
-            yield from self.odd_scales(key(name), one.ids, one.shapes)
+
+
+def _padding(train: SceneCrops) -> Iterator[str]:
+    cuts = train.cuts(np.arange(train.size), 0)
+    covered = cuts.size.prod(1) / np.prod(train.crop)
+    if (padded := int((covered < 1).sum())) > 0:
+        yield (
+            f"{padded} of {train.size} crops of the first epoch are larger than their scaled image; "
+            f"{1 - covered.mean():.1%} of the training pixels are padding"
+        )

@@ -1,7 +1,7 @@
 """An image of a scene and its mask: what they are, and how the files of both are read, whatever set they are from.
 
-Of images only headers are looked at here; `images` decodes them. Masks are read as they are stored: what their
-values stand for is said by `scene_labels`.
+Of images only headers are looked at here. Masks are read as they are stored: what their values stand for is said by
+`label_maps`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from PIL import Image
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes.label_maps import Labels
+from trainkit.data.verification import Mistake
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ class Scene:
     """Its name in the source: the path of the image below its folder, or a row. No two of a source are alike."""
     image: Path | bytes
     """A file, or the bytes of one."""
-    mask: Path | bytes | CocoMask | None
-    """Likewise, or the outlines of objects; None where there is none."""
+    mask: Path | bytes | CocoMask
+    """Likewise, or the outlines of objects."""
     where: str
     """Its place in words, for messages."""
 
@@ -49,18 +50,16 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
 
     Of a palette PNG these are the indices, and grey of 1, 2 and 4 bits is 0 .. 1, 3 and 15; with `coloured`
     (`Labels.coloured`) they are colours, of which white is 255. Alpha is dropped. Raises UserError for anything
-    damaged, too large, animated, of another format, or where the scene has none.
+    damaged, too large, animated, or of another format.
     """
     where = mask_where(scene)
-    if scene.mask is None:
-        raise UserError(where, "no mask", "one for each image")
     if not isinstance(scene.mask, Path | bytes):
         return scene.mask.painted().classes
     data = _bytes(scene.mask, where)
     if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
         found = "a JPEG or WebP file, whose compression changes values"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
-    with _opened(io.BytesIO(data), where, _MASK_FORMATS) as picture:
+    with _opened(data, where) as picture:
         tiles = getattr(picture, "tile", ())  # which only images from files have
         raw = tiles[0].args if tiles else ""
         raw = raw[0] if isinstance(raw, tuple) else raw
@@ -81,17 +80,39 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
         return values.astype(np.uint16)
 
 
-def read_objects(scene: Scene, coloured: bool = False) -> tuple[np.ndarray, Painted | None]:
-    """Read a mask as `read_mask` does, and with it what it was painted from, where it is of outlines."""
-    if scene.mask is None or isinstance(scene.mask, Path | bytes):
-        return read_mask(scene, coloured), None
-    painted = scene.mask.painted()
-    return painted.classes, painted
+def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
+    colours = np.asarray(picture.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
+    indices = np.asarray(picture)
+    if indices.max() >= len(colours):
+        raise UserError(where, f"index {indices.max()} of a palette of {len(colours)}", "a whole palette PNG")
+    return colours[indices]
 
 
-def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
-    """Read the classes of a mask, uint8 (h, w). Raises UserError as `read_mask` and `Labels.classes` do."""
-    return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
+def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> tuple[np.ndarray, Painted | None]:
+    """Read the classes of a mask, uint8 (h, w), and what it was painted from, where it is of outlines.
+
+    Raises Mistake for a mask that cannot be read, whose values or colours are none of `labels`, or that is not of
+    `shape`, height and width of its image.
+    """
+    where = mask_where(scene)
+    try:
+        painted = None if isinstance(scene.mask, Path | bytes) else scene.mask.painted()
+        stored = read_mask(scene, labels.coloured) if painted is None else painted.classes
+    except UserError as error:
+        raise Mistake("masks cannot be read", error) from None
+    classes = labels.classes(stored, where)
+    if classes.shape != shape:
+        turned = " (is it rotated by its EXIF orientation?)" if classes.shape == shape[::-1] else ""
+        found = f"{classes.shape[1]} x {classes.shape[0]} pixels, its image {shape[1]} x {shape[0]}{turned}"
+        raise Mistake("masks differ in size from their images", UserError(where, found))
+    return classes, painted
+
+
+def mask_where(scene: Scene) -> str:
+    """Return the place of the mask of a scene in words, for messages."""
+    if not isinstance(scene.mask, Path | bytes):
+        return scene.mask.where
+    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
 
 
 def picture_bytes(scene: Scene) -> bytes:
@@ -103,58 +124,27 @@ def _bytes(file: Path | bytes, where: str) -> bytes:
     return image_decode.read(file, where) if isinstance(file, Path) else file
 
 
-def picture_shape(scene: Scene) -> tuple[int, int]:
-    """Return height and width of the image of a scene as it is decoded, from its header. Raises UserError."""
-    return header(scene)[0]
-
-
-def mask_shape(scene: Scene) -> tuple[int, int]:
-    """Return height and width of the mask of a scene, from its header. Raises UserError, also where it has none."""
-    where = mask_where(scene)
-    if scene.mask is None:
-        raise UserError(where, "no mask", "one for each image")
-    if not isinstance(scene.mask, Path | bytes):
-        return scene.mask.size
-    return picture_shape(replace(scene, image=scene.mask, where=where))
-
-
 def header(scene: Scene) -> tuple[tuple[int, int], int]:
-    """Read `picture_shape`, and the EXIF orientation by which the image is turned: 1 to 8, 1 for not at all."""
+    """Return height and width of the image of a scene as it is decoded, from its header, and the EXIF orientation by
+    which it is turned: 1 to 8, 1 for not at all. Raises UserError."""
     return image_decode.header(scene.image, scene.where)
 
 
-def mask_where(scene: Scene) -> str:
-    """Return the place of the mask of a scene in words, for messages."""
-    if scene.mask is not None and not isinstance(scene.mask, Path | bytes):
-        return scene.mask.where
-    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
-
-
 @contextlib.contextmanager
-def _opened(stream: Path | io.BytesIO, where: str, formats: tuple[str, ...]) -> Iterator[Image.Image]:
-    """Open a file by PIL and check its size; whatever PIL raises becomes a UserError."""
+def _opened(data: bytes, where: str) -> Iterator[Image.Image]:
+    """Open a mask by PIL and check its size; whatever PIL raises becomes a UserError."""
     try:
-        with Image.open(stream, formats=formats) as picture:
+        with Image.open(io.BytesIO(data), formats=_MASK_FORMATS) as picture:
             width, height = picture.size
             large = width * height > PIXEL_CAP
-            if large or (getattr(picture, "n_frames", 1) != 1 and picture.format != "MPO"):
+            if large or getattr(picture, "n_frames", 1) != 1:
                 found = f"{width} x {height} pixels" if large else "an animated image"
                 raise UserError(where, found, f"one image of 1 to {PIXEL_CAP} pixels")
             yield picture
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.strerror:
-            raise UserError(where, f"cannot be read ({error.strerror})", "an image file") from None
         # PIL's decoders raise a dozen kinds of exception on damaged input.
         text = " ".join(str(error).split()) or type(error).__name__
-        text = "not an image of these formats" if "identify" in text or "BytesIO" in text else text[:120]
-        raise UserError(where, f"cannot be decoded ({text})", " or ".join(formats)) from None
-
-
-def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
-    colours = np.asarray(picture.getpalette("RGB") or [], np.uint8).reshape(-1, 3)
-    indices = np.asarray(picture)
-    if indices.max() >= len(colours):
-        raise UserError(where, f"index {indices.max()} of a palette of {len(colours)}", "a whole palette PNG")
-    return colours[indices]
+        text = "not an image of these formats" if "BytesIO" in text else text[:120]
+        raise UserError(where, f"cannot be decoded ({text})", " or ".join(_MASK_FORMATS)) from None

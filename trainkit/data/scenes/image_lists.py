@@ -1,7 +1,7 @@
 """Lists of images and their masks: a line `image,label` each, with paths below one folder.
 
-A label is a file of numbers or colours, or a file of COCO's form, which says what it has for the image. Cells are
-parted by commas, tabs or spaces. Nothing is decoded.
+A label is a file of numbers or colours, or a file of COCO's form, which says what it has for the image. Nothing is
+decoded.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainkit.data.folders import Listing, listed_path
@@ -18,7 +17,7 @@ from trainkit.data.scenes import coco
 from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.errors import UserError, few, number_of
+from trainkit.errors import UserError, few, listing, number_of
 
 LIST_LIMIT = 256 << 20
 """Largest list, in bytes."""
@@ -26,27 +25,8 @@ LIST_LIMIT = 256 << 20
 LINE_LIMIT = 8_000
 """Longest line of one, in characters."""
 
-_HEADERS = [[a, b] for a in ("image", "img", "images", "picture") for b in ("label", "mask", "lb", "annotation", "ann")]
-
-
-@dataclass
-class Mistakes:
-    """Lines that cannot be used, by what is wrong with them."""
-
-    lines: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, what: str, number: int, said: str) -> None:
-        """Note a line, by its number and what it says."""
-        self.lines.setdefault(what, []).append(f"line {number} ({said})")
-
-    def check(self, file: Path, lines: int, remedy: str) -> None:
-        """Raise UserError that counts them among the `lines` of a file, where there are some."""
-        if not self.lines:
-            return
-        bad = sum(map(len, self.lines.values()))
-        listing = "".join(f"\n  {number_of(len(places), what)}: {few(places)}" for what, places in self.lines.items())
-        found = f"{number_of(bad, 'errors')} in {number_of(lines, 'lines')}:{listing}\n"
-        raise UserError(str(file), found, remedy=remedy)
+_IMAGES, _LABELS = ("image", "img", "images"), ("label", "mask", "annotation")
+"""Cells of a first line that only says what the others hold."""
 
 
 def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
@@ -57,93 +37,77 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
     """
     if not root.is_dir():
         raise UserError(str(root), "no folder", "the folder where the paths of the list begin", "set data.root")
-    there, outlines, mistakes = Listing(root), _Outlines(root), Mistakes()
+    there, annotations = Listing(root), _Annotations(root)
     scenes: list[Scene] = []
+    errors: list[str] = []
     first: dict[str, int] = {}
-    lines = 0
-    for number, cells in lines_of(file):
-        if not lines and [cell.lower() for cell in cells] in _HEADERS:
+    for number, cells in _lines(file):
+        if not first and not errors and len(cells) == 2 and cells[0] in _IMAGES and cells[1] in _LABELS:
             continue
-        lines += 1
-        if (names := _names(cells, number, there, mistakes)) is None:
-            continue
-        image, label = names
-        found = _all_there(names, number, there, mistakes)
-        if image in first:
-            said = f"{image[:200]}, as in line {first[image]}"
-            mistakes.add("lines with an image of an earlier line", number, said)
-            found = False
-        first.setdefault(image, number)
-        if not found:
-            continue
-        mask = outlines.of(image, label) if label.lower().endswith(".json") else root / label
-        if mask is None:
-            mistakes.add("lines with an image that is not in its JSON", number, image[:200])
-        else:
+        try:
+            image, label = _paths(cells, there)
+            if image in first:
+                raise ValueError(f"{image[:200]}, the image of line {first[image]}")
+            first[image] = number
+            mask = annotations.mask(image, label) if label.endswith(".json") else root / label
             scenes.append(Scene(image, root / image, mask, f"{file}, line {number} ({image[:200]})"))
-    mistakes.check(file, lines, f"correct them; paths begin at {root} (data.root changes that)")
+        except ValueError as error:
+            errors.append(f"line {number}: {error}")
+    if errors:
+        found = f"{number_of(len(errors), 'errors')} in {number_of(len(errors) + len(scenes), 'lines')}:"
+        remedy = f"correct them; paths begin at {root} (data.root changes that)"
+        raise UserError(str(file), f"{found}{listing(errors, 20)}\n", remedy=remedy)
     if not scenes:
         raise UserError(str(file), "no lines", "an image and its mask per line: image,label")
-    return scenes, outlines.labels
+    return scenes, annotations.labels
 
 
-def _names(cells: list[str], number: int, there: Listing, mistakes: Mistakes) -> tuple[str, str] | None:
-    """Return the paths of image and mask of a line below the root; None, and a note, where they cannot be used."""
+def _paths(cells: list[str], there: Listing) -> tuple[str, str]:
+    """Return the paths of image and mask of a line below the root. Raises ValueError for what cannot be used."""
     if len(cells) != 2:
-        mistakes.add("lines not of the form image,label", number, ",".join(cells)[:100])
-        return None
+        raise ValueError(f"{','.join(cells)[:200]!r}; image,label is needed")
     image, label = (listed_path(cell, there.root) for cell in cells)
     if image is None or label is None:
-        outside = cells[0] if image is None else cells[1]
-        mistakes.add("lines with a path outside of the root", number, f"{outside[:100]!r}")
-        return None
-    strange = [name for name in (image, label) if os.path.splitext(name)[1].lower() not in SUFFIXES]
-    if strange == [label] and label.lower().endswith(".json"):
-        strange = []
-    if linked := [name for name in (image, label) if there.leads_out(name)]:
-        mistakes.add("lines with a link out of the root", number, linked[0][:200])
-    elif strange:
-        mistakes.add("lines with a file that is not an image", number, strange[0][:200])
-    elif image == label:
-        mistakes.add("lines with one file as image and mask", number, image[:200])
-    else:
-        return image, label
-    return None
+        raise ValueError(f"{','.join(cells)[:200]!r} is a path outside of the root")
+    for name, suffixes in ((image, SUFFIXES), (label, (*SUFFIXES, ".json"))):
+        if os.path.splitext(name)[1].lower() not in suffixes:
+            raise ValueError(f"{name[:200]} is not called as an image")
+        if not there.has_file(name):
+            raise ValueError(f"{name[:200]} does not exist")
+        if there.leads_out(name):
+            raise ValueError(f"{name[:200]} is a link out of the root")
+    if image == label:
+        raise ValueError(f"{image[:200]} as image and mask")
+    return image, label
 
 
-def _all_there(names: tuple[str, str], number: int, there: Listing, mistakes: Mistakes) -> bool:
-    """Return whether image and mask of a line are there; those that are not are noted."""
-    gone = [(name, what) for name, what in zip(names, ("an image", "a mask"), strict=True) if not there.has_file(name)]
-    for name, what in gone:
-        mistakes.add(f"lines with {what} that does not exist", number, name[:200])
-    return not gone
-
-
-class _Outlines:
+class _Annotations:
     """Files of COCO's form that a list names, each read once, and the classes that all of them have."""
 
     def __init__(self, root: Path):
         self.root = root
         self.labels: Labels | None = None
-        self._read: dict[str, dict[Path, CocoMask]] = {}
+        self._masks: dict[str, dict[Path, CocoMask]] = {}
 
-    def of(self, image: str, name: str) -> CocoMask | None:
-        """Return the mask that a file has for an image; None where it has none."""
-        if name not in self._read:
+    def mask(self, image: str, name: str) -> CocoMask:
+        """Return the mask that a file has for an image. Raises ValueError where it has none."""
+        if name not in self._masks:
             file = self.root / name
             said = coco.read(file)
             if self.labels is not None and self.labels.names != said.labels.names:
                 raise UserError(str(file), f"classes {few(said.labels.names)}", "those of the other lines")
             base = coco.image_root(file, list(said.masks))
             self.labels = said.labels
-            self._read[name] = {base / path: mask for path, mask in said.masks.items()}
-        return self._read[name].get(self.root / image)
+            self._masks[name] = {base / path: mask for path, mask in said.masks.items()}
+        if (mask := self._masks[name].get(self.root / image)) is None:
+            raise ValueError(f"{image[:200]} is not in its JSON")
+        return mask
 
 
-def lines_of(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of a list and their numbers from 1, without empty ones, cut at comma, else tab, else space."""
-    if file.stat().st_size > LIST_LIMIT:
-        raise UserError(str(file), f"{file.stat().st_size} bytes", f"at most {LIST_LIMIT}")
+def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of a list that are not empty, with their numbers from 1."""
+    if (size := file.stat().st_size) > LIST_LIMIT:
+        raise UserError(str(file), f"{size} bytes", f"at most {LIST_LIMIT}")
     number = 0
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -151,14 +115,8 @@ def lines_of(file: Path) -> Iterator[tuple[int, list[str]]]:
                 number += 1
                 if len(line) > LINE_LIMIT:
                     raise UserError(f"{file}, line {number}", f"more than {LINE_LIMIT} characters", "image,label")
-                line = line.strip()
-                if not line or line.startswith("#"):
-                    continue
-                if "," in line:
-                    cells = next(csv.reader([line], strict=True))
-                else:
-                    cells = line.split("\t" if "\t" in line else None)
-                yield number, [cell.strip() for cell in cells]
+                if line.strip():
+                    yield number, [cell.strip() for cell in next(csv.reader([line.strip()], strict=True))]
     except (ValueError, csv.Error) as error:
         text = " ".join(str(error).split())[:200]
         raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a list in UTF-8") from None

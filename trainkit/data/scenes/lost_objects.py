@@ -1,12 +1,11 @@
 """Objects and classes of masks that are lost: drawn where no pixel is, covered by others, gone when masks are resized.
 
-Of masks that are painted from outlines objects are counted; of others the images in which a class
-is, before and after masks are resized.
+Of masks that are painted from outlines objects are counted; of others the images in which a class is, before and after
+masks are resized.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import numpy as np
 
 from trainkit.data.rows.row_files import is_count, is_list, is_text
 from trainkit.data.scenes.augment import nearest
-from trainkit.data.scenes.outlines import OUTSIDE, Painted
+from trainkit.data.scenes.outlines import Painted
 from trainkit.errors import UserError, few, number_of
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
@@ -24,9 +23,7 @@ from trainkit.interfaces import IGNORED
 THERE = "there"
 COVERED, RESIZED = "covered by others", "gone when masks are resized"
 
-_NAMED = 3
-_CLASSES = 20
-_BLOCK = 1 << 20
+_NAMED, _CLASSES = 3, 20
 
 Fates = Counter[tuple[int, str]]
 """By class and what became of them, `THERE` for all: objects of a mask, or 1 for a class that is in it."""
@@ -42,38 +39,24 @@ def resized(mask: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 def fates(classes: np.ndarray, painted: Painted | None, size: tuple[int, int] | None) -> Fates:
     """Return what became of the objects of a mask, or of its `classes`, when it was painted and resized to `size`."""
-    found: Fates = Counter()
-    smaller = None if size is None or classes.shape == tuple(size) else size
+    seen = classes if painted is None else painted.on_top
+    before = _present(seen)
+    after = before if size is None else _present(resized(seen, size))
     if painted is None:
-        if smaller is not None:
-            before, after = _present(classes, IGNORED), _present(resized(classes, smaller), IGNORED)
-            for number in np.flatnonzero(before[:IGNORED]).tolist():
-                found[number, THERE] += 1
-                found[number, RESIZED] += not after[number]
-        return +found
-    count = len(painted.regions)
-    seen = _present(painted.on_top, count)
-    left = seen if smaller is None else _present(resized(painted.on_top, smaller), count)
-    for place, region in enumerate(painted.regions, start=1):
-        if region.of == IGNORED:
-            continue
-        found[region.of, THERE] += 1
-        if region.fate:
-            found[region.of, region.fate] += 1
-        elif not seen[place]:
-            found[region.of, COVERED] += 1
-        elif not left[place]:
-            found[region.of, RESIZED] += 1
-    return found
+        every = {number: (number, "") for number in before}
+    else:
+        every = dict(enumerate(painted.objects, start=1))
+    found: Fates = Counter()
+    for place, (number, fate) in every.items():
+        if number != IGNORED:
+            found[number, THERE] += 1
+            fate = fate or (COVERED if place not in before else RESIZED if place not in after else THERE)
+            found[number, fate] += fate != THERE
+    return +found
 
 
-def _present(values: np.ndarray, most: int) -> np.ndarray:
-    """Return which of the values 0 .. `most` are in an array: bool (most + 1,)."""
-    there = np.zeros(most + 1, bool)
-    rows = max(1, _BLOCK // max(1, values.shape[1]))
-    for first in range(0, len(values), rows):
-        there[values[first : first + rows]] = True
-    return there
+def _present(values: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.bincount(values.ravel())).tolist())
 
 
 @dataclass(frozen=True)
@@ -84,43 +67,44 @@ class Objects:
     """Objects of each class, or images with it."""
     left: tuple[int, ...] = ()
     """Of these, what is seen."""
-    outside: int = 0
-    """Objects that lie outside of their image."""
-    white: int = 0
-    """Masks of one class and of 255, where that stands for no class."""
+    unseen: int = 0
+    """Objects whose outlines are of no pixel of their class in their image, whatever lies on them."""
     lost: tuple[str, ...] = ()
     """A sentence for each class that lost something."""
 
     @classmethod
     def read(cls, value: Json) -> Self | None:
         """Return the counts that a manifest has; None where it has something else."""
-        lists = {"there": is_count, "left": is_count, "lost": is_text}
-        if not isinstance(value, dict) or set(value) != {field.name for field in dataclasses.fields(cls)}:
+        if not isinstance(value, dict):
             return None
-        sound = all(is_list(value[key], of) for key, of in lists.items())
-        if not sound or not is_count(value["outside"]) or not is_count(value["white"]):
+        lists = [value.get(key, ()) for key in ("there", "left", "lost")]
+        unseen: Json = value.get("unseen", value.get("outside"))  # its name in sets of before
+        if not all(map(is_list, lists, (is_count, is_count, is_text))) or not is_count(unseen):
             return None
-        counts: dict[str, Json] = {key: tuple(one) if key in lists else one for key, one in value.items()}
-        return cls(**counts)
+        there, left, lost = map(tuple, lists)
+        return cls(there, left, unseen, lost)
 
     def error(self, where: str, names: Sequence[str], pixels: np.ndarray, train: bool) -> UserError | None:
-        """Return the error of a set that is plainly wrong: no pixel of a class, most objects outside, or 255 for a
-        class; of what is trained on also a class of which nothing is left. `pixels` are those of each class."""
-        labelled = np.flatnonzero(pixels).tolist()
+        """Return the error of a set that is plainly wrong: most objects not seen, no pixel of a class, or of one class
+        beside unlabelled ones alone; of what is trained on also a class of which nothing is left.
+
+        `pixels` are those of each class, and last of no class.
+        """
+        labelled, lost = np.flatnonzero(pixels[:-1]).tolist(), "".join(f"\n  {text}" for text in self.lost) + "\n"
+        if 2 * self.unseen > (total := sum(self.there)):
+            found = f"{self.unseen} of {total} objects are not seen in their images:{lost}"
+            return UserError(where, found, "outlines in pixels", "were they drawn on images of another size?")
         if not labelled:
             return UserError(where, "no labelled pixel", "some labelled pixels")
-        if self.white and len(labelled) == 1:
-            found = f"pixels of the class {names[labelled[0]]} and of 255 alone, which stands for no class"
-            colours = f"{{{names[0]}: [0, 0, 0], {names[1]}: [255, 255, 255]}}"
-            remedy = f"set data.palette to {colours}, or write masks of 0 and 1" if len(names) == 2 else ""
-            return UserError(where, found, f"pixels of {few(names, 8)}", remedy or "write masks of 0, 1, 2 and so on")
+        if len(labelled) == 1 and pixels[-1]:
+            found = f"pixels of the class {names[labelled[0]]} and unlabelled ones (255) alone"
+            remedy = (
+                f"write masks of 0, 1 and so on, or set data.palette: {{{names[0]}: [0, 0, 0], NAME: [255, 255, 255]}}"
+            )
+            return UserError(where, found, f"pixels of {few(names, 8)}", remedy)
         gone = [name for name, there, left in zip(names, self.there, self.left, strict=False) if there and not left]
-        listed = "".join(f"\n  {text}" for text in self.lost) + "\n"
-        if 2 * self.outside > (total := sum(self.there)):
-            found = f"{self.outside} of {total} objects outside of their images:{listed}"
-            return UserError(where, found, "outlines in pixels", "were they drawn on images of another size?")
         if gone and train:
-            found = f"nothing is left of {number_of(len(gone), 'classes', 'class')} ({few(gone, 8)}):{listed}"
+            found = f"nothing is left of {number_of(len(gone), 'classes', 'class')} ({few(gone, 8)}):{lost}"
             remedy = "correct the masks, remove the class, or set a larger data.size"
             return UserError(where, found, "pixels of each class", remedy)
         return None
@@ -129,41 +113,29 @@ class Objects:
 class Tally:
     """Counts what became of the objects of a set, and keeps the names of the first images that lost some."""
 
-    def __init__(self, classes: int, painted: bool):
-        self._classes, self._unit = classes, "objects" if painted else "images"
+    def __init__(self, names: Sequence[str], painted: bool):
+        self._names, self._unit = names, "objects" if painted else "images"
         self._counts: Fates = Counter()
-        self._files: dict[tuple[int, str], dict[str, None]] = {}
-        self._white: list[str] = []
+        self._files: dict[tuple[int, str], list[str]] = {}
 
-    def add(self, id: str, found: Fates, white: bool) -> None:
-        """Count an image: its name, `fates` of its mask, and True where it is of one class and 255 for no class."""
+    def add(self, id: str, found: Fates) -> None:
+        """Count an image: its name, and `fates` of its mask."""
         self._counts.update(found)
-        if white:
-            self._white.append(id)
         for key in found:
             if key[1] != THERE:
-                self._files.setdefault(key, {})[id] = None
+                self._files.setdefault(key, []).append(id)
 
-    def objects(self, names: Sequence[str]) -> Objects:
-        """Return the sums; `names` are those of the classes."""
-        there = [self._counts[number, THERE] for number in range(self._classes)]
-        lost: list[dict[str, int]] = [{} for _ in names]
-        for (number, fate), count in self._counts.items():
-            if fate != THERE:
-                lost[number][fate] = count
-        left = [count - sum(some.values()) for count, some in zip(there, lost, strict=True)]
-        said = [
-            f"{names[number]}: {left[number]} of {there[number]} {self._unit} left; {self._told(number, some)}"
-            for number, some in enumerate(lost)
-            if some
-        ]
+    def objects(self) -> Objects:
+        """Return the sums."""
+        there, left, said, unseen = [], [], [], 0
+        for number, name in enumerate(self._names):
+            lost = Counter({fate: n for (of, fate), n in self._counts.items() if of == number and fate != THERE})
+            there.append(self._counts[number, THERE])
+            left.append(there[-1] - lost.total())
+            unseen += lost.total() - lost[COVERED] - lost[RESIZED]
+            told = [f"{n} {fate}: {few(self._files[number, fate], _NAMED)}" for fate, n in lost.most_common() if n]
+            if told:
+                said.append(f"{name}: {left[-1]} of {there[-1]} {self._unit} left; {'; '.join(told)}")
         if len(said) > _CLASSES:
             said[_CLASSES:] = [f"and {len(said) - _CLASSES} more classes"]
-        if white := len(self._white):
-            said.append(f"{number_of(white, 'masks')} of one class and of 255, for no class, alone: {few(self._white)}")
-        outside = sum(some.get(OUTSIDE, 0) for some in lost)
-        return Objects(tuple(there), tuple(left), outside, white, tuple(said))
-
-    def _told(self, number: int, some: dict[str, int]) -> str:
-        ordered = sorted(some.items(), key=lambda one: -one[1])
-        return "; ".join(f"{count} {fate}: {few(self._files[number, fate], _NAMED)}" for fate, count in ordered)
+        return Objects(tuple(there), tuple(left), unseen, tuple(said))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -44,10 +44,8 @@ FORMAT = "trainkit-masks"
 VERSION = 1
 """Raised with any change to how masks are read, so that older ones are not taken for new ones."""
 
-PREPARATION = 2
+PREPARATION = 3
 """Raised where the same masks are judged otherwise, so that sets packed before are packed again, of the same digest."""
-
-_NAMED = 20
 
 
 def fingerprint(mask: np.ndarray) -> int:
@@ -61,31 +59,6 @@ def counted(mask: np.ndarray, classes: int) -> np.ndarray:
     """Count the pixels of each class of a mask, and last those without a label: int64 (classes + 1,)."""
     counts = np.bincount(mask.ravel(), minlength=IGNORED + 1)
     return np.append(counts[:classes], counts[IGNORED])
-
-
-def compared(scenes: Iterable[Scene]) -> tuple[list[tuple[int, int]], list[str]]:
-    """Return height and width of each image, and sentences about masks of another size or without a header.
-
-    Reads headers alone.
-    """
-
-    def one(scene: Scene) -> tuple[tuple[int, int], str | None]:
-        try:
-            picture = files.picture_shape(scene)
-            mask = files.mask_shape(scene)
-        except UserError as error:
-            return (0, 0), str(error)
-        return picture, None if mask == picture else of_another_size(scene, picture, mask)
-
-    found = list(each(one, scenes, threads()))
-    return [shape for shape, _ in found], [text for _, text in found if text]
-
-
-def of_another_size(scene: Scene, picture: tuple[int, int], mask: tuple[int, int]) -> str:
-    """Return a sentence about a mask that does not cover its image pixel by pixel; heights and widths."""
-    said = f"{mask[1]} x {mask[0]} pixels, its image {picture[1]} x {picture[0]}"
-    turned = " (is it rotated by its EXIF orientation?)" if mask == picture[::-1] else ""
-    return f"{files.mask_where(scene)}: {said}{turned}"
 
 
 class PackedMasks(CompressedMaps):
@@ -121,17 +94,6 @@ class PackedMasks(CompressedMaps):
         return tuple(self.manifest["names"])
 
     @property
-    def colours(self) -> tuple[tuple[int, int, int], ...]:
-        """Red, green and blue of each class; empty where the set has none."""
-        return tuple((red, green, blue) for red, green, blue in self.manifest["colours"])
-
-    @property
-    def size(self) -> tuple[int, int] | None:
-        """Height and width to which all were brought; None where they are as in their files."""
-        size = self.manifest["size"]
-        return None if size is None else (size[0], size[1])
-
-    @property
     def objects(self) -> Objects:
         """Counts of the objects in the masks and of those that are left; none of a set that was packed without them."""
         return Objects.read(self.manifest.get("objects")) or Objects()
@@ -145,8 +107,8 @@ class PackedMasks(CompressedMaps):
 
     def _check_columns(self) -> None:
         super()._check_columns()
-        if len(self.colours) not in (0, len(self.names)):
-            raise self.damaged("manifest.json", f"colours of {len(self.colours)} classes", f"{len(self.names)}")
+        if (count := len(self.manifest["colours"])) not in (0, len(self.names)):
+            raise self.damaged("manifest.json", f"colours of {count} classes", f"{len(self.names)}")
         sizes = self.shapes.astype(np.int64).prod(1)
         if (self.counts < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
             raise self.damaged("rows.arrow", "counts that do not match the sizes of masks")
@@ -166,10 +128,10 @@ def pack_masks_once(
 
     `labels` says what the values or colours of files stand for. With `size` (height, width) masks are `resized`.
 
-    Raises UserError naming all that is wrong, and how many: masks of another size than their images, before any is
-    read; files that cannot be read; values or colours that stand for no class.
+    Raises UserError naming all that is wrong, and how many: masks of another size than their images, files that cannot
+    be read, values or colours that stand for no class.
     """
-    made = [FORMAT, VERSION, PREPARATION, source.kind, source.where, labels.key, labels.names, labels.colours, size]
+    made = [FORMAT, VERSION, PREPARATION, source.kind, source.where, dataclasses.astuple(labels), size]
     made += [source.columns] if source.columns else []
 
     def make(folder: Path, on_progress: Progress) -> None:
@@ -188,7 +150,6 @@ class _Row(NamedTuple):
     """SHA-256 before it was resized."""
     columns: dict[str, object]
     fates: Fates
-    white: bool
 
 
 def _write(
@@ -198,55 +159,39 @@ def _write(
     size: tuple[int, int] | None,
     on_progress: Progress,
 ) -> None:
-    classes = len(labels.names)
-    pictures, bad = compared(source.scenes)
-    refuse(source.where, bad, "masks that do not match their images", "mask that does not match its image")
-
-    def one(numbered: tuple[int, Scene]) -> _Row:
-        row, scene = numbered
-        stored, painted = files.read_objects(scene, labels.coloured)
-        mask = labels.classes(stored, files.mask_where(scene))
-        # The header of a mask that says it is to be turned.
-        if mask.shape != pictures[row]:
-            raise UserError(*of_another_size(scene, pictures[row], mask.shape).split(": ", 1))
+    def prepare(scene: Scene) -> _Row:
+        mask, painted = files.read_classes(scene, labels, files.header(scene)[0])
         original = hashlib.sha256(repr(mask.shape).encode() + np.ascontiguousarray(mask).tobytes()).digest()
         found = fates(mask, painted, size)
         mask = mask if size is None else resized(mask, size)
-        counts = counted(mask, classes)
-        white = painted is None and labels.drops_white(stored) and int((counts[:-1] > 0).sum()) == 1
-        columns = {"id": line(scene.id), **map_store.packed(mask), "counts": counts, "fingerprint": fingerprint(mask)}
-        return _Row(scene.id, original, columns, found, white)
+        counts = {"counts": counted(mask, len(labels.names)), "fingerprint": fingerprint(mask)}
+        return _Row(scene.id, original, {"id": line(scene.id), **map_store.packed(mask), **counts}, found)
 
-    ids, originals = [], []
-    tally = Tally(classes, source.is_painted)
-    with Writer(folder, _columns(classes)) as writer:
-        for done, found in enumerate(each(attempt(one), enumerate(source.scenes), threads()), start=1):
+    ids, originals, bad = [], [], []
+    tally = Tally(labels.names, source.is_painted)
+    with Writer(folder, _columns(len(labels.names))) as writer:
+        for done, row in enumerate(each(attempt(prepare), source.scenes, threads()), start=1):
             on_progress(done, len(source.scenes))
-            if isinstance(found, UserError):
-                bad.append(str(found))
+            if isinstance(row, UserError):
+                bad.append(str(row))
                 continue
-            writer.add(found.columns)
-            ids.append(found.id)
-            originals.append(found.original)
-            tally.add(found.id, found.fates, found.white)
-        refuse(source.where, bad, "masks that cannot be used")
+            writer.add(row.columns)
+            ids.append(row.id)
+            originals.append(row.original)
+            tally.add(row.id, row.fates)
+        if bad:
+            found = f"{number_of(len(bad), 'masks that cannot be used', 'mask that cannot be used')}:{listing(bad)}\n"
+            raise UserError(source.where, found, remedy="`trainkit data verify` lists all of them")
         manifest = {
             "rows": writer.rows,
             "names": list(labels.names),
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
-            "objects": dataclasses.asdict(tally.objects(labels.names)),
+            "objects": dataclasses.asdict(tally.objects()),
             "made_from": f"{source.kind} {Path(source.where).name}",
             "originals": hashlib.sha256(json.dumps([ids, labels.names]).encode() + b"".join(originals)).hexdigest(),
         }
         writer.publish(PackedMasks, manifest)
-
-
-def refuse(where: str, bad: Sequence[str], many: str, one: str = "") -> None:
-    """Raise UserError that counts errors as `number_of` does and lists the first; nothing where there are none."""
-    if bad:
-        remedy = "`trainkit data verify` lists all of them"
-        raise UserError(where, f"{number_of(len(bad), many, one)}:{listing(bad, _NAMED)}\n", remedy=remedy)
 
 
 def _is_numbers(value: Json, length: int, most: int) -> bool:

@@ -1,24 +1,18 @@
 """Where scenes come from: each layout becomes a list of images, each with a mask that says what its pixels are.
 
-| layout                                                            | splits                    | classes from         |
-|-------------------------------------------------------------------|---------------------------|----------------------|
-| a list (`.txt`, `.csv`), see `image_lists`                        | a list each               | names of its files   |
-| masks in COCO's JSON: a file, or the folder it lies in            | names of files, folders   | its categories       |
-| `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     | names of its files   |
-| `train`, `train_labels`, ...: CamVid in its own colours           | likewise                  | names of its files   |
-| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   | names of its files   |
-| or above them, or not at all                                      |                           |                      |
-| `leftImg8bit`, `gtFine`: Cityscapes                               | `#train`, `#val`          | the set              |
-| `images/training`, `annotations/training`: ADE20K                 | `#train`, `#val`          | the set              |
-| `ImageSets/Segmentation`, `JPEGImages`, `SegmentationClass`: VOC  | a list of that folder     | names of its files   |
-| `images/train2017`, `stuffthingmaps/train2017`: COCO-Stuff        | `#train`, `#val`          | the set              |
-| parquet, a saved set, `hf://owner/name`, masks in a second column | its own                   | the recipe           |
-| `sample:scenes`                                                   | `#train`, `#val`          | the set              |
+| layout                                                            | splits                    |
+|-------------------------------------------------------------------|---------------------------|
+| a list (`.txt`, `.csv`), see `image_lists`                        | a list each               |
+| masks in COCO's JSON: a file, or the folder it lies in            | names of files, folders   |
+| `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   |
+| or above them, or not at all; `leftImg8bit`, `gtFine`             |                           |
+| `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     |
+| parquet, a saved set, `hf://owner/name`, masks in a second column | its own                   |
+| `sample:scenes`                                                   | `#train`, `#val`          |
 
-A file beside the folders that names the classes (`label_files`) comes before what names of files say of a published
-set.
-
-Only names of files are looked at here, and nothing is decoded. What is there and not used is said in `left_out`.
+Classes are named by the set's JSON, by `names.json` in its folder, by the names of all mask files where these are of a
+published set (`label_maps.published`), or by the recipe. Only names of files are looked at here, and nothing is
+decoded. What is there and not used is said in `left_out`.
 """
 
 from __future__ import annotations
@@ -26,14 +20,15 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 from trainkit.data import folders, hub, source_splits, sources
-from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
+from trainkit.data.formats.image_decode import is_called_picture
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.scenes import coco, image_lists, label_files, label_maps, table_scenes
+from trainkit.data.scenes import coco, image_lists, label_maps, table_scenes
 from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
@@ -43,29 +38,25 @@ from trainkit.paths import locate
 
 SAMPLE = "sample:scenes"
 
-IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit", "pictures", "rgb"})
+_IMAGE_FOLDERS = ("image", "images", "img", "imgs", "jpegimages", "leftimg8bit")
 """Names of the folder of images, in lower case."""
 
-MASK_FOLDERS = frozenset(
-    {
-        "mask", "masks", "label", "labels", "annotation", "annotations", "annot", "gt", "gtfine", "segmentation",
-        "segmentationclass", "segmentationclasspng", "stuffthingmaps",
-    }
-)  # fmt: skip
+_MASK_FOLDERS = (
+    *("mask", "masks", "label", "labels", "annotation", "annotations", "gtfine", "segmentationclass", "stuffthingmaps"),
+)
 """Names of the folder of masks."""
+
+_BESIDE = ("annot", "_annot", "_labels", "_masks")
+"""Ends of the name of a folder of masks beside that of images."""
 
 KNOWN = """\
 a list of `image,label` a line (.txt, .csv); masks in COCO's JSON; folders train and trainannot; images and masks; \
-leftImg8bit and gtFine (Cityscapes); ImageSets/Segmentation, JPEGImages and SegmentationClass (Pascal VOC); \
-images/training and annotations/training (ADE20K); images/train2017 and stuffthingmaps/train2017 (COCO-Stuff); \
-parquet"""
+leftImg8bit and gtFine (Cityscapes); parquet"""
 
-_BESIDE = ("annot", "_annot", "_labels", "_masks", "_mask", "_label", "masks", "labels")
-_IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img|rgb)", re.IGNORECASE)
-_MASK_TAIL = re.compile(
-    r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|segmentation|annotation|annot|gt|L)",
-    re.IGNORECASE,
-)
+_IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img)", re.IGNORECASE)
+_MASK_TAIL = re.compile(r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|gt|L)", re.IGNORECASE)
+_Item = TypeVar("_Item")
+_CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ class SceneSource:
     """In the order of their names, or of the list or table. Those of a table are read as they are asked for: go through
     them in turn, and hold on to none."""
     labels: Labels | None
-    """Content of its masks, if the layout defines it."""
+    """Content of its masks, if the set defines it."""
     files: tuple[Path, ...]
     """Files and settings it is made of, to detect changes."""
     left_out: tuple[str, ...] = ()
@@ -93,9 +84,7 @@ class SceneSource:
     @property
     def is_painted(self) -> bool:
         """True where masks are painted from outlines."""
-        if isinstance(self.scenes, TableScenes):
-            return False
-        return any(not isinstance(scene.mask, Path | bytes | None) for scene in self.scenes)
+        return not isinstance(self.scenes, TableScenes) and any(isinstance(one.mask, CocoMask) for one in self.scenes)
 
     def ids(self) -> list[str]:
         """Return the name of each scene, without reading any."""
@@ -143,7 +132,7 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
             raise UserError(str(path), "a file of unknown kind", KNOWN)
         source_splits.refuse(split, str(path), "list")
         scenes, labels = image_lists.read(path, path.parent if root is None else locate(root))
-        return _made("image list", str(path), scenes, (path,), labels=labels)
+        return _made("image list", str(path), scenes, (path,), labels)
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of images") from None
 
@@ -157,10 +146,19 @@ def missing(text: str, root: str | None = None) -> str | None:
     return f"{locate(root)} is not a folder"
 
 
+def _sample(text: str, part: str) -> SceneSource:
+    name, _, split = text.partition("#")
+    if name != SAMPLE:
+        raise UserError("data", f"no built-in set of scenes {text!r}"[:200], SAMPLE)
+    drawn = importlib.import_module("trainkit.data.synthetic.scenes")
+    labels = label_maps.numbered(drawn.NAMES, colours=drawn.COLOURS)
+    return replace(open_scenes(f"{drawn.folder()}#{split or part}"), kind="synthetic scenes", labels=labels)
+
+
 def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
     scenes = table_scenes.open_rows(path, split, None if part == source_splits.TRAIN else part, columns)
-    named = label_files.find([path]) if isinstance(path, Path) else None
-    labels, rows = None if named is None else named[1], scenes.rows
+    labels = _named(path)[1] if isinstance(path, Path) else None
+    rows = scenes.rows
     return SceneSource(rows.table.kind, rows.where, scenes, labels, rows.table.files, columns=rows.given)
 
 
@@ -168,79 +166,86 @@ def _coco(file: Path, where: str, root: Path | None = None) -> SceneSource:
     said = coco.read(file)
     base = coco.image_root(file, list(said.masks), root)
     scenes = [Scene(name, base / name, mask, mask.where) for name, mask in said.masks.items()]
-    return _made("COCO's JSON", where, scenes, (file,), said.left_out, said.labels)
+    return _made("COCO's JSON", where, scenes, (file,), said.labels)
+
+
+def _made(
+    kind: str,
+    where: str,
+    scenes: Sequence[Scene],
+    also: tuple[Path, ...],
+    labels: Labels | None,
+    left_out: tuple[str, ...] = (),
+) -> SceneSource:
+    """Return a source of files. Without `labels` the names of all mask files may say which published set they are."""
+    of_each = (scene.mask.file if isinstance(scene.mask, CocoMask) else scene.mask for scene in scenes)
+    masks = list(dict.fromkeys(file for file in of_each if isinstance(file, Path)))
+    images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
+    if labels is None and (known := label_maps.published(masks)) is not None:
+        kind, labels = known[0] if kind == _FOLDERS else kind, known[1]
+    return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
 
 
 # Folders.
 
+_FOLDERS = "folders of images and masks"
+
 
 def _folder(root: Path, split: str | None, part: str) -> SceneSource:
-    if (root / "ImageSets" / "Segmentation").is_dir() and (root / "JPEGImages").is_dir():
-        return _voc(root, split, part)
-    every = _pairs_of_folders(root, split)
-    splits = {name: some for name, pairs in every.items() if (some := [p for p in pairs if all(map(_has_pictures, p))])}
+    splits = _pairs_of_folders(root, split)
     if not splits:
-        if files := coco.find(root):
-            name, found = source_splits.choose(files, split, str(root), part)
-            if len(found) > 1:
-                said = few(str(file.relative_to(root)) for file in found)
-                raise UserError(str(root), f"several files of masks: {said}", "one", "name the file itself")
-            return _coco(found[0], f"{root}#{name}" if name else str(root))
-        if said := [
-            f"{image.relative_to(root)} and {mask.relative_to(root)}" for p in every.values() for image, mask in p
-        ]:
-            raise UserError(str(root), f"no images in one or both of {few(said)}", "images and masks (.png)")
-        raise UserError(str(root), "a folder of unknown layout", KNOWN)
+        if not (files := coco.find(root)):
+            raise UserError(str(root), "a folder of unknown layout, or without images", KNOWN)
+        name, file = source_splits.choose(files, split, str(root), part)
+        return _coco(_only(root, file, str), f"{root}#{name}" if name else str(root))
     name, pairs = source_splits.choose(splits, split, str(root), part)
-    if len(pairs) > 1:
-        said = few(f"{image.relative_to(root)} with {mask.relative_to(root)}" for image, mask in pairs)
-        remedy = "move the others away, or write a list of `image,label` a line"
-        raise UserError(str(root), f"several folders of images and masks: {said}", "one of each", remedy)
-    return _of_pair(root, name, *pairs[0])
-
-
-def _of_pair(root: Path, name: str, images: Path, masks: Path) -> SceneSource:
-    """Return the scenes of a folder of images and one of masks."""
+    images, masks = _only(root, pairs, lambda pair: " with ".join(str(folder.relative_to(root)) for folder in pair))
     where = f"{root}#{name}" if name else str(root)
-    there, of_mask = _files(images), _files(masks)
-    # Of Cityscapes there are numbers, colours and instances of each; its tool writes the train ids as well.
-    kinds = [{name: file for name, file in of_mask.items() if name.endswith(end)} for end in _CITYSCAPES_ENDS]
-    of_mask = max(kinds, key=len) or of_mask
-    scenes, left_out = _matched(there, of_mask, where)
-    named = label_files.find((images.parent, masks.parent, root))
-    return _made("folders", where, scenes, left_out=left_out, named=named)
+    scenes, left_out = _matched(_files(images), _masks(masks), where)
+    return _made(_FOLDERS, where, scenes, *_named(root), left_out)
 
 
-def _lonely(what: str, names: Sequence[str]) -> tuple[str, ...]:
-    return (f"{number_of(len(names), what)}: {few(names)}",) if names else ()
+def _named(root: Path) -> tuple[tuple[Path, ...], Labels | None]:
+    """Return the file in the folder of a set that names its classes, and these; nothing without one."""
+    file = root / label_maps.NAMES
+    return ((file,), label_maps.read_names(file)) if file.is_file() else ((), None)
+
+
+def _only(root: Path, found: Sequence[_Item], called: Callable[[_Item], str]) -> _Item:
+    """Return what there is one of. Raises UserError where there are several."""
+    if len(found) > 1:
+        several = few(map(called, found))
+        remedy = "move the others away, or write a list of `image,label` a line"
+        raise UserError(str(root), f"several sets of images and masks: {several}", "one", remedy)
+    return found[0]
 
 
 def _pairs_of_folders(root: Path, split: str | None) -> dict[str, list[tuple[Path, Path]]]:
-    """Return folders that may be of images and masks, by split; where there are no splits by the name of nothing."""
+    """Return folders of images and of masks, by split; where there are no splits by the name of nothing."""
     below = folders.folders_in(root)
     found: dict[str, list[tuple[Path, Path]]] = {}
     for name, folder in below.items():
-        found.setdefault(name, []).extend((folder, below[name + end]) for end in _BESIDE if name + end in below)
-        inner = folders.folders_in(folder) if name in source_splits.WORDS or name == split else {}
-        images, masks = _of_kind(inner, IMAGE_FOLDERS), _of_kind(inner, MASK_FOLDERS)
-        found[name] += [(image, mask) for image in images for mask in masks]
-    # COCO's images may lie in `train2017` itself, beside a folder of masks with a `train2017`.
-    for images in (*_of_kind(below, IMAGE_FOLDERS), root):
-        for masks in _of_kind(below, MASK_FOLDERS):
-            inner, others = folders.folders_in(images), folders.folders_in(masks)
-            both = [name for name in inner if name in others and (name in source_splits.WORDS or name == split)]
-            for name in both:
-                found.setdefault(name, []).append((inner[name], others[name]))
-            if not both and images != root:
-                found.setdefault("", []).append((images, masks))
-    return found
+        found[name] = [(folder, below[name + end]) for end in _BESIDE if name + end in below]
+        if name in source_splits.WORDS or name == split:
+            found[name] += _both(folders.folders_in(folder))
+    for images, masks in _both(below):
+        inner, others = folders.folders_in(images), folders.folders_in(masks)
+        names = [name for name in inner if name in others and (name in source_splits.WORDS or name == split)]
+        for name in names:
+            found.setdefault(name, []).append((inner[name], others[name]))
+        if not names:
+            found.setdefault("", []).append((images, masks))
+    full = {name: [pair for pair in pairs if all(map(_has_images, pair))] for name, pairs in found.items()}
+    return {name: pairs for name, pairs in full.items() if pairs}
 
 
-def _of_kind(below: Mapping[str, Path], names: frozenset[str]) -> list[Path]:
-    return [folder for name, folder in below.items() if name.lower() in names]
+def _both(below: Mapping[str, Path]) -> list[tuple[Path, Path]]:
+    images = [folder for name, folder in below.items() if name.lower() in _IMAGE_FOLDERS]
+    masks = [folder for name, folder in below.items() if name.lower() in _MASK_FOLDERS]
+    return [(image, mask) for image in images for mask in masks]
 
 
-def _has_pictures(folder: Path) -> bool:
+def _has_images(folder: Path) -> bool:
     return any(is_called_picture(name) for _, _, names in folders.walk(folder) for name in names)
 
 
@@ -259,149 +264,50 @@ def _files(root: Path) -> dict[str, Path]:
     return {name: root / name for name in sorted(found, key=lambda name: name.split("/"))}
 
 
+def _masks(root: Path) -> dict[str, Path]:
+    """List the masks in a folder: of Cityscapes, where each has files of numbers, colours and instances, one kind."""
+    every = _files(root)
+    kinds = [{name: file for name, file in every.items() if name.endswith(end)} for end in _CITYSCAPES_ENDS]
+    return max(kinds, key=len) or every
+
+
 def _matched(images: Mapping[str, Path], masks: Mapping[str, Path], where: str) -> tuple[list[Scene], tuple[str, ...]]:
     """Return scenes of images and masks of one name, the suffix apart, and sentences about what fits none.
 
     Where no two names are alike, `x_leftImg8bit` and `x_mask` are as well. Raises UserError where nothing fits, or two
     images or masks would.
     """
-    odd = [*_other(images), *_other(masks)]
-    by_name, of_mask = _by_stem(images, where, "images"), _by_stem(masks, where, "masks")
-    if not by_name.keys() & of_mask.keys():
-        by_name, of_mask = _by_stem(images, where, "images", _IMAGE_TAIL), _by_stem(masks, where, "masks", _MASK_TAIL)
+    of_image, of_mask = _by_stem(images, where), _by_stem(masks, where)
+    if not of_image.keys() & of_mask.keys():
+        of_image, of_mask = _by_stem(images, where, _IMAGE_TAIL), _by_stem(masks, where, _MASK_TAIL)
     scenes = [
         Scene(name, images[name], masks[of_mask[key]], str(images[name]))
-        for key, name in by_name.items()
+        for key, name in of_image.items()
         if key in of_mask
     ]
+    left_out = {
+        "images without a mask": [name for key, name in of_image.items() if key not in of_mask],
+        "masks without an image": [name for key, name in of_mask.items() if key not in of_image],
+        "files of another kind": [folders.escaped(name) for name in (*images, *masks) if not is_called_picture(name)],
+    }
+    said = tuple(f"{number_of(len(names), what)}: {few(names)}" for what, names in left_out.items() if names)
     if not scenes:
-        first = [few(some.values(), 3) for some in (by_name, of_mask)]
-        found = f"{number_of(len(by_name), 'images')} ({first[0]}), {number_of(len(of_mask), 'masks')} ({first[1]})"
-        raise UserError(where, f"{found}, but no pair with the same name", "a mask with the name of each image")
-    bare = [name for key, name in by_name.items() if key not in of_mask]
-    alone = [name for key, name in of_mask.items() if key not in by_name]
-    left_out = (*_lonely("images without a mask", bare), *_lonely("masks without an image", alone))
-    if odd:
-        what = number_of(len(odd), "files that are no images", "file that is not an image")
-        left_out = (*left_out, f"{what}: {few(map(folders.escaped, odd))}")
-    return scenes, left_out
+        raise UserError(where, f"no pair with the same name; {'; '.join(said)}", "a mask with the name of each image")
+    return scenes, said
 
 
-def _other(files: Mapping[str, Path]) -> list[str]:
-    return [name for name in files if os.path.splitext(name)[1].lower() not in SUFFIXES]
-
-
-def _by_stem(files: Mapping[str, Path], where: str, what: str, tail: re.Pattern[str] | None = None) -> dict[str, str]:
+def _by_stem(files: Mapping[str, Path], where: str, tail: re.Pattern[str] | None = None) -> dict[str, str]:
     """Return the file of each name without suffix, and without `tail` where it has one."""
     found: dict[str, str] = {}
     twice: list[str] = []
-    for name in files:
-        stem, suffix = os.path.splitext(name)
-        if suffix.lower() not in SUFFIXES:
-            continue
+    for name in filter(is_called_picture, files):
+        stem = os.path.splitext(name)[0]
         ended = tail.fullmatch(stem) if tail else None
         stem = ended[1] if ended else stem
         if stem in found:
             twice.append(f"{found[stem]} and {name}")
         found.setdefault(stem, name)
     if twice:
-        said = f"{number_of(len(twice), 'pairs')} of {what} with the same name: {few(twice)}"
+        said = f"{number_of(len(twice), 'pairs')} of files with the same name: {few(twice)}"
         raise UserError(where, said, "each name once, without suffix")
     return found
-
-
-_CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
-
-
-def _voc(root: Path, split: str | None, part: str) -> SceneSource:
-    lists = {file.stem: file for file in folders.visible((root / "ImageSets" / "Segmentation").glob("*.txt"))}
-    name, file = source_splits.choose(lists, split, str(root), part)
-    augmented = root / "SegmentationClassAug"
-    folder = augmented if name.endswith("aug") and augmented.is_dir() else root / "SegmentationClass"
-    images, masks = (
-        {os.path.splitext(name)[0]: path for name, path in _files(place).items() if is_called_picture(name)}
-        if place.is_dir()
-        else {}
-        for place in (root / "JPEGImages", folder)
-    )
-    scenes, mistakes, seen = [], image_lists.Mistakes(), set()
-    for number, cells in image_lists.lines_of(file):
-        stem = cells[0] if len(cells) == 1 else ""
-        if not stem or PurePosixPath(stem).name != stem or stem in seen:
-            found = f"{stem} again" if stem in seen else ",".join(cells)[:200]
-            raise UserError(f"{file}, line {number}", found, "the name of an image without suffix, each once")
-        seen.add(stem)
-        if stem not in images:
-            mistakes.add("missing images", number, f"JPEGImages/{stem}.jpg")
-        if stem not in masks:
-            mistakes.add("missing masks", number, f"{folder.name}/{stem}.png")
-        if stem in images and stem in masks:
-            scenes.append(Scene(stem, images[stem], masks[stem], f"{file}, line {number} ({stem})"))
-    mistakes.check(file, len(seen), "unpack the whole set")
-    if not scenes:
-        raise UserError(str(file), "no lines", "names of images")
-    return _made("Pascal VOC", f"{root}#{name}", scenes, (file,), named=label_files.find((root,)))
-
-
-def _made(
-    kind: str,
-    where: str,
-    scenes: Sequence[Scene],
-    also: Iterable[Path] = (),
-    left_out: tuple[str, ...] = (),
-    labels: Labels | None = None,
-    named: tuple[Path, Labels] | None = None,
-) -> SceneSource:
-    """Return a source of files. `named` are a file and the classes it names; without it and `labels` the names of all
-    mask files may say of which published set they are."""
-    of_each = (scene.mask.file if isinstance(scene.mask, CocoMask) else scene.mask for scene in scenes)
-    masks = list(dict.fromkeys(file for file in of_each if isinstance(file, Path)))
-    images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
-    if named is not None:
-        also, labels = (*also, named[0]), named[1]
-    if labels is None:
-        known = next((known for known in _RECOGNISED if all(known[1](mask) for mask in masks)), None)
-        if known is not None:
-            kind, labels = known[0] if kind == "folders" else kind, known[2]()
-    if kind == "Pascal VOC" and labels is not label_maps.voc():
-        kind = "folders in the layout of Pascal VOC"
-    kind = "folders of images and masks" if kind == "folders" else kind
-    return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
-
-
-_CAMVID = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+\.png")
-_CAMVID_COLOURED = re.compile(r"(0001TP|0006R0|0016E5|Seq05VD)_f?\d+_L\.png")
-_ADE20K = re.compile(r"ADE_(train|val)_\d{8}\.png")
-_VOC = re.compile(r"20\d\d_\d{6}\.png")
-_COCO = re.compile(r"\d{12}\.png")
-_COCO_TRAIN_IDS = re.compile(r"\d{12}_labelTrainIds\.png")
-
-_RECOGNISED: tuple[tuple[str, Callable[[Path], object], Callable[[], Labels]], ...] = (
-    ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[0]), label_maps.cityscapes),
-    ("Cityscapes", lambda mask: mask.name.endswith(_CITYSCAPES_ENDS[1]), lambda: label_maps.cityscapes(True)),
-    ("CamVid", lambda mask: _CAMVID.fullmatch(mask.name) and mask.parent.name.endswith("annot"), label_maps.camvid11),
-    ("CamVid", lambda mask: _CAMVID_COLOURED.fullmatch(mask.name), label_maps.camvid_colours),
-    ("ADE20K", lambda mask: _ADE20K.fullmatch(mask.name), label_maps.ade20k),
-    (
-        "COCO-Stuff",
-        lambda mask: _COCO.fullmatch(mask.name) and mask.parent.parent.name == "stuffthingmaps",
-        label_maps.coco_stuff,
-    ),
-    ("COCO-Stuff", lambda mask: _COCO_TRAIN_IDS.fullmatch(mask.name), label_maps.coco_stuff_train_ids),
-    (
-        "Pascal VOC",
-        lambda mask: _VOC.fullmatch(mask.name) and mask.parent.name.startswith("SegmentationClass"),
-        label_maps.voc,
-    ),
-)
-"""Sets that the names of all mask files give away: kind, whether one is of it, what their values stand for."""
-
-
-def _sample(text: str, part: str) -> SceneSource:
-    name, _, split = text.partition("#")
-    if name != SAMPLE:
-        raise UserError("data", f"no built-in set of scenes {text!r}"[:200], SAMPLE)
-    drawn = importlib.import_module("trainkit.data.synthetic.scenes")
-    source = open_scenes(f"{drawn.folder()}#{split or part}")
-    labels = label_maps.numbered(drawn.NAMES, colours=drawn.COLOURS)
-    return SceneSource("synthetic scenes", source.where, source.scenes, labels, source.files, source.left_out)

@@ -113,10 +113,16 @@ class SceneSet:
         return replace(self, rows=self.rows[chosen], ids=tuple(self.ids[place] for place in chosen.tolist()))
 
 
+@dataclass(frozen=True, eq=False)
 class _OfScenes:
     """Members that crops and whole images have of their set."""
 
+    name: str
     scenes: SceneSet
+    base: np.ndarray
+    """float64, factor on the size of each image of the whole set, beside the one that is drawn or asked for."""
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
 
     @property
     def size(self) -> int:
@@ -152,15 +158,9 @@ class SceneCrops(_OfScenes, TrainSplit):
     pixels of the crop; its cap is one of the image's pixels, and scaled like the rest.
     """
 
-    name: str
-    scenes: SceneSet
     seed: int
     crop: tuple[int, int]
     augment: SceneAugment
-    base: np.ndarray
-    """float64 (size,), factor on the size of each image beside the one that is drawn."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
 
     @functools.cached_property
     def views(self) -> int:
@@ -218,7 +218,7 @@ class SceneCrops(_OfScenes, TrainSplit):
 def _cut_distance(maps: Distances, row: int, cuts: Cuts, i: int, out: np.ndarray) -> None:
     # Cut as bytes, which are a quarter of the memory, and only then made pixels of the crop.
     levels = np.empty(out.shape, np.uint8)
-    cut_map(maps.levels(row), cuts, i, levels, round(maps.settings.cap / boundary_distance.STEP))
+    cut_map(maps.levels(row), cuts, i, levels, round(maps.cap / boundary_distance.STEP))
     np.multiply(levels, np.float32(boundary_distance.STEP * cuts.factor[i]), out=out)
 
 
@@ -231,12 +231,6 @@ class WholeScenes(_OfScenes, EvalSplit):
     view; and, where images are wanted, overlay, bool (B,).
     """
 
-    name: str
-    scenes: SceneSet
-    base: np.ndarray
-    """float64, factor on the size of each image beside `factors`, by row of the whole set."""
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
     factors: tuple[float, ...] = (1.0,)
     """Factors on the size over which predictions are averaged."""
     mirrored: bool = False

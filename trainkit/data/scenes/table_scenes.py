@@ -61,7 +61,7 @@ class TableScenes(Sequence[Scene]):
 
     def __init__(self, rows: TableRows):
         self.rows, self._size = rows, rows.size or 0
-        self._reading: Iterator[Scene] | None = None
+        self._reading: Iterator[Scene] = iter(self)
         self._last: Scene | None = None
         self._place = -1
         """Of the scene that was read last."""
@@ -74,10 +74,10 @@ class TableScenes(Sequence[Scene]):
         for row in self.rows.read("image", "mask"):
             # An empty cell is an error of its row, to be counted with others; a path in place of bytes is the table's.
             mask = self._cell(row.cells["mask"], f"{row.where}, column {self.rows.column('mask')}")
-            yield Scene(row.id, self._cell(row.cells["image"], row.where) or b"", mask, row.where)
+            yield Scene(row.id, self._cell(row.cells["image"], row.where), mask, row.where)
 
-    def _cell(self, cell: Cell, where: str) -> Path | bytes | None:
-        return None if cell is None else self.rows.picture(cell, where)
+    def _cell(self, cell: Cell, where: str) -> Path | bytes:
+        return b"" if cell is None else self.rows.picture(cell, where)
 
     @overload
     def __getitem__(self, place: int) -> Scene: ...
@@ -89,13 +89,13 @@ class TableScenes(Sequence[Scene]):
             return [self[n] for n in range(*place.indices(self._size))]
         place = range(self._size)[place]
         with self._lock:
-            if self._reading is None or self._last is None or place < self._place:
+            if self._last is None or place < self._place:
                 self._reading, self._last, self._place = iter(self), None, -1
             try:
                 while self._last is None or self._place < place:
                     self._last, self._place = next(self._reading), self._place + 1
             except UserError:  # which ends it: whoever asks again is to be told again
-                self._reading = None
+                self._last = None
                 raise
             return self._last
 

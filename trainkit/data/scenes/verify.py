@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainkit.data import hub, kinds, sources, verification
+from trainkit.data import kinds, sources, verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
 from trainkit.data.leakage import Held
 from trainkit.data.scenes import files, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
+from trainkit.data.scenes.checks import oddities
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.lost_objects import Fates, Tally, fates
-from trainkit.data.scenes.oddities import oddities
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store
 from trainkit.data.threads import attempt, each, threads
-from trainkit.data.verification import WARNING, Examined, Mistake, Step
+from trainkit.data.verification import WARNING, Examined, Step
 from trainkit.data.verify_images import sizes
 from trainkit.errors import UserError, few
 
@@ -77,29 +77,32 @@ class NamedSet:
     def examine(self, step: Step = lambda: None, decode: bool = True) -> Audit:
         """Read all images and masks; without `decode`, of images only the headers."""
         where, names = self.where, self.labels.names
-        tally = Tally(len(names), self.source.is_painted)
-        good: list[_Seen] = []
-        errors: list[UserError] = []
+        tally, good, errors = Tally(names, self.source.is_painted), list[_Seen](), list[UserError]()
         read = partial(_read, labels=self.labels, decode=decode, size=self.size)
         for seen in verification.read_all(read, self.source.scenes, step):
             if isinstance(seen, UserError):
                 errors.append(seen)
-                continue
-            good.append(seen)
-            tally.add(seen.id, seen.fates, seen.white)
-        ids, objects = tuple(seen.id for seen in good), tally.objects(names)
+            else:
+                good.append(seen)
+                tally.add(seen.id, seen.fates)
+        ids, objects = tuple(seen.id for seen in good), tally.objects()
         counts = np.asarray([seen.counts for seen in good], np.int64).reshape(-1, len(names) + 1)
-        pictures, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
-        pictures = pictures if decode else np.arange(len(good), dtype=np.uint64)
+        prints, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
+        prints = prints if decode else np.arange(len(good), dtype=np.uint64)
         damage = verification.damage(where, "images cannot be used", errors, len(self.source.scenes))
-        if len(ids) and (error := objects.error(where, names, counts[:, :-1].sum(0), self.train)):
+        if len(ids) and (error := objects.error(where, names, counts.sum(0), self.train)):
             damage.append(str(error))
         left_out = self.source.left_out
         odd = [f"{len(left_out)} left out: {few(left_out)}"] if left_out else []
-        odd += oddities(ids, names, counts, pictures, masks, objects, [seen.id for seen in good if seen.turned])
+        odd += list(oddities(ids, names, counts, prints, masks, objects))
+        if turned := [seen.id for seen in good if seen.turned]:
+            odd.append(
+                f"{len(turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
+                f"sizes do not show whether their masks are too: {few(turned)}"
+            )
         return Audit(
             where=where,
-            held=Held(prints=pictures, names=lambda places: [ids[place] for place in places]),
+            held=Held(prints=prints, names=lambda places: [ids[place] for place in places]),
             damage=damage,
             odd=odd,
             names=names,
@@ -107,6 +110,31 @@ class NamedSet:
             shapes=np.asarray([seen.shape for seen in good], np.int64).reshape(-1, 2),
             counts=counts,
         )
+
+
+class _Seen(NamedTuple):
+    """An image that can be used."""
+
+    id: str
+    shape: tuple[int, int]
+    counts: np.ndarray
+    picture: int
+    mask: int
+    turned: bool
+    fates: Fates
+
+
+def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen:
+    shape, turn = files.header(scene)
+    picture = 0
+    if decode:
+        pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
+        shape, picture = pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
+    classes, painted = files.read_classes(scene, labels, shape)
+    # By a quarter (5 to 8) shows in the size, unless that is square.
+    turned = turn in range(2, 9 if shape[0] == shape[1] else 5)
+    counts, mask = mask_store.counted(classes, len(labels.names)), mask_store.fingerprint(classes)
+    return _Seen(scene.id, shape, counts, picture, mask, turned, fates(classes, painted, size))
 
 
 def holds_scenes(path: Path | str) -> bool:
@@ -133,11 +161,11 @@ def verify(
     """Read all that a recipe of scenes names, or the set at `path` with its splits. Sentences; empty when all is well.
 
     Damage, which a training refuses: what is named and not there, what cannot be decoded, masks of another size than
-    their images, values or colours that stand for no class, sets without a label; of a recipe also a crop larger than
-    every image, scales that leave nothing, and (unless `leakage` is `allow`) images that are trained on and scored.
-    What begins with `warning: ` is only odd: classes without a pixel, one class for a whole image, images twice in
-    a set, in two of its splits or in one of `against`. `names` are those of the values 0, 1, ... in masks, where the
-    layout does not know; without any, whatever values there are count as classes.
+    their images, values or colours that stand for no class, sets without a label; of a recipe also, unless `leakage` is
+    `allow`, images that are trained on and scored.
+    What begins with `warning: ` is only odd: classes without a pixel, images twice in a set, in two of its splits or in
+    one of `against`. `names` are those of the values 0, 1, ... in masks, where the layout does not know; without any,
+    whatever values there are count as classes.
     """
     data = recipe_data(path, plugins) if Path(path).suffix.lower() in _RECIPES else None
     try:
@@ -152,9 +180,8 @@ def verify(
     train = next((seen for one, seen in zip(sets, own, strict=True) if one.train), None)
     for one, seen in zip(sets, own, strict=True):
         shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
-        if len(seen.ids):
-            said += map(str, data.size_errors(one.name, seen.ids, shapes))
-            said += (f"{WARNING}{text}" for text in data.odd_scales(one.name, seen.ids, shapes))
+        if len(seen.ids) and (error := data.size_error(one.name, seen.ids, shapes)):
+            said.append(str(error))
         if train is not None and not one.train:
             begin = "" if data.leakage == "refuse" else WARNING
             said += (f"{begin}{text}" for text in verification.shared(seen, train))
@@ -181,8 +208,6 @@ def described(
     for one in sets:
         seen = one.examine(step, decode=False)
         total = seen.counts.sum(0)
-        labelled = max(int(total[:-1].sum()), 1)
-        lines += ["", seen.where] if lines else [seen.where]
         facts = {
             "kind": one.source.kind,
             "images": len(seen.ids),
@@ -190,54 +215,16 @@ def described(
             "classes": len(seen.names),
             "without class": f"{total[-1] / max(int(total.sum()), 1):.2%} of the pixels",
         }
+        shares = total[:-1] / max(int(total[:-1].sum()), 1)
+        facts |= {
+            name: f"{share:.2%} of the labelled pixels, in {times} images"
+            for name, share, times in zip(seen.names, shares, (seen.counts > 0).sum(0), strict=False)
+        }
+        lines += ["", seen.where] if lines else [seen.where]
         lines += verification.fact_lines(facts, "  ")
         damage = [text.removeprefix(f"{seen.where}: ").partition("\n")[0].rstrip(":") for text in seen.damage]
         lines += [f"  {WARNING}{text}; `trainkit data verify` lists them" for text in damage]
-        width = max(map(len, seen.names))
-        lines.append(f"  {'class':{width}}  share of labelled pixels  in images")
-        for name, pixels, times in zip(seen.names, total, (seen.counts > 0).sum(0), strict=False):
-            lines.append(f"  {name:{width}}  {pixels / labelled:24.2%}  {times:11}")
     return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """An image that can be used."""
-
-    id: str
-    shape: tuple[int, int]
-    counts: np.ndarray
-    picture: int
-    mask: int
-    turned: bool
-    fates: Fates
-    white: bool
-
-
-def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen:
-    shape, picture = _picture(scene, decode)
-    # By a quarter (5 to 8) shows in the size, unless that is square.
-    turned = files.header(scene)[1] in range(2, 9 if shape[0] == shape[1] else 5)
-    try:
-        mask, painted = files.read_objects(scene, labels.coloured)
-        classes = labels.classes(mask, files.mask_where(scene))
-    except UserError as error:
-        raise error if isinstance(error, Mistake) else Mistake("masks cannot be read", error) from None
-    if classes.shape != shape:
-        where, found = mask_store.of_another_size(scene, shape, classes.shape).split(": ", 1)
-        raise Mistake("masks differ in size from their images", UserError(where, found))
-    counts = mask_store.counted(classes, len(labels.names))
-    white = painted is None and labels.drops_white(mask) and int((counts[:-1] > 0).sum()) == 1
-    found = fates(classes, painted, size)
-    return _Seen(scene.id, shape, counts, picture, mask_store.fingerprint(classes), turned, found, white)
-
-
-def _picture(scene: Scene, decode: bool) -> tuple[tuple[int, int], int]:
-    """Return height and width of an image, and a fingerprint of its pixels, as packed ones have it."""
-    if not decode:
-        return files.picture_shape(scene), 0
-    pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
-    return pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
 
 
 def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
@@ -259,17 +246,13 @@ def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
     for name, place in {"train": data.train, **data.evaluate}.items():
         key = key_of(name)
         try:
-            part = "train" if name == "train" else "val"
-            source = scene_sources.open_scenes(place, part, data.root, data.columns)
+            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root, data.columns)
+            labels = data.agreed(key, source, first)
         except UserError as error:
-            lost.append(f"{key}: {error}")
+            lost.append(str(error) if error.where.startswith(key) else f"{key}: {error}")
             continue
-        labels = data.labels(source.labels) or first
-        if error := data.class_error(key, source, labels, first):
-            lost.append(str(error))
-        if labels is not None:
-            first = first or labels
-            sets.append(NamedSet(key, source, labels, data.size, train=name == "train"))
+        first = first or labels
+        sets.append(NamedSet(key, source, labels, data.size, train=name == "train"))
     return sets, lost
 
 
@@ -278,10 +261,18 @@ def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet
     opened, lost = _opened(str(path))
     sets: list[NamedSet] = []
     for source in opened:
-        labels, odd = _labels(source, names)
-        lost += odd
-        if labels is not None:
+        try:
+            labels = label_maps.numbered(names) if names is not None else source.labels
+            if labels is None:
+                labels = guessed(source)
+                what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
+                said = f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}"
+                lost.append(f"{WARNING}{source.where}: {said}")
             sets.append(NamedSet(source.where, source, labels))
+        except ValueError as error:
+            raise UserError("--names", str(error)) from None
+        except UserError as error:
+            lost.append(str(error))
     if not sets:
         raise UserError(str(path), "; ".join(lost))
     return sets, lost
@@ -293,40 +284,19 @@ def _opened(text: str) -> tuple[list[SceneSource], list[str]]:
     Raises UserError where there is neither.
     """
     path, split = sources.split_of(text)
-    known = hub.is_hub(text) or text.startswith(sources.SAMPLE)
-    if not known and path.exists():
+    if path.exists():
         text = os.path.abspath(text)  # what a command names begins here, and not at the data root
-    found, lost = {}, []
-    if split is None and (known or path.is_dir()) and "#" not in text:
-        for part in _PARTS:
-            try:
-                source = scene_sources.open_scenes(f"{text}#{part}")
-                found.setdefault(source.where, source)
-            except UserError as error:
-                if "no such split" not in error.found and "no split" not in error.found:
-                    lost.append(str(error))
-    if not found:
-        # Its own error says most.
-        return [scene_sources.open_scenes(text)], []
-    return list(found.values()), lost
-
-
-def _labels(source: SceneSource, names: Sequence[str] | None) -> tuple[Labels | None, list[str]]:
-    """Return the classes of a set: as named, as the layout says, or as it looks; and sentences about that."""
-    if names is not None:
+    found: dict[str, SceneSource] = {}
+    lost: list[str] = []
+    for part in _PARTS if split is None and "#" not in text and not path.is_file() else ():
         try:
-            return label_maps.numbered(names), []
-        except ValueError as error:
-            raise UserError("--names", str(error)) from None
-    if source.labels is not None:
-        return source.labels, []
-    try:
-        labels = guessed(source)
-    except UserError as error:
-        return None, [str(error)]
-    what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
-    said = f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}"
-    return labels, [f"{WARNING}{source.where}: {said}"]
+            source = scene_sources.open_scenes(f"{text}#{part}")
+            found.setdefault(source.where, source)
+        except UserError as error:
+            if "no such split" not in error.found and "no split" not in error.found:
+                lost.append(str(error))
+    # Without splits the error of the set itself says most.
+    return (list(found.values()), lost) if found else ([scene_sources.open_scenes(text)], [])
 
 
 def guessed(source: SceneSource) -> Labels:
