@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import math
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -14,13 +15,14 @@ from runs import PLUGIN, ROOT, TOY
 from trainkit.config import loader
 from trainkit.config.gates import Gate
 from trainkit.config.loader import ConfigError
-from trainkit.config.run_request import Sweep
+from trainkit.config.run_request import RunRequest
 from trainkit.config.schema import Recipe
 from trainkit.config.targets import targets_reached
 from trainkit.config.units import Span
 from trainkit.errors import UserError
-from trainkit.experiments import optuna_search, sweep
-from trainkit.experiments.sweep import Trial
+from trainkit.experiments import search_space, sweep
+from trainkit.experiments.group import Child, Result
+from trainkit.experiments.search_space import Axis
 from trainkit.interfaces import Scores
 from trainkit.training import best
 from trainkit.training.state import Plateau
@@ -91,16 +93,20 @@ def test_the_best_value_is_kept_waited_for_and_reached(name, metric, lower):
 @pytest.mark.parametrize("name, metric, lower", CASES)
 def test_settings_are_ranked_in_the_same_direction(name, metric, lower):
     recipe = loaded(name, *blocks(metric))
-    trials = [Trial(str(value), {}, value=value) for value in (0.4, 0.2, math.nan, 0.3)]
-    order = [trial.title for trial in sweep._ranked(trials, sweep._best(recipe).better)]
+    results = [
+        Result(Child(str(value), RunRequest(Path(name)), recipe), None, value) for value in (0.4, 0.2, math.nan, 0.3)
+    ]
+    order = [result.child.title for result in sweep.rank(results, recipe.best.better)]
     assert order == (["0.2", "0.3", "0.4", "nan"] if lower else ["0.4", "0.3", "0.2", "nan"])
 
 
-@pytest.mark.parametrize("metric, direction", [("val/nll", "MINIMIZE"), ("val/ema/top1", "MAXIMIZE")])
-def test_optuna_is_told_the_direction(metric, direction):
-    pytest.importorskip("optuna")
-    rule = sweep._best(loaded("convnext", *blocks(metric)))
-    assert optuna_search.Study([], Sweep(tpe=2, pruner="median"), rule.better)._study.direction.name == direction
+@pytest.mark.parametrize("mode, direction", [("min", "MINIMIZE"), ("max", "MAXIMIZE")])
+def test_optuna_is_told_the_direction(mode, direction, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    studies, create = [], optuna.create_study
+    monkeypatch.setattr(optuna, "create_study", lambda **how: studies.append(create(**how)) or studies[-1])
+    search_space.propose([Axis("optim.lr", ("0.1", "0.2"))], [], mode, random=False)
+    assert [study.direction.name for study in studies] == [direction]
 
 
 @pytest.mark.parametrize("key, block", [(word.partition("=")[0], word) for word in blocks("val/nll")[:3]])

@@ -12,11 +12,12 @@ from trainkit.analysis import compare as comparing
 from trainkit.analysis import promote as promoting
 from trainkit.cli import main
 from trainkit.config import diff, loader, stored_recipes
-from trainkit.config.run_request import RunRequest, load
+from trainkit.config.run_request import RunRequest, Sweep, load
 from trainkit.config.schema import Promote, Recipe
 from trainkit.errors import UserError
-from trainkit.experiments import recipe_check, repeats, sweep
-from trainkit.experiments.launch import children_of
+from trainkit.experiments import recipe_check
+from trainkit.experiments.repeats import Seeds
+from trainkit.experiments.sweep import Settings
 from trainkit.export import export
 from trainkit.inference import evaluate_run, predictor, trained_model
 from trainkit.tracking import resume
@@ -227,10 +228,11 @@ def test_runs_of_two_splits_are_not_comparable_and_it_is_said_why(mine, store):
 
 def test_sweeps_and_repeats_over_splits_are_refused(mine):
     for key, words in (("split_seed", "0,1"), ("hold_out", "20%,40%"), ("stratify", "true,false")):
-        with pytest.raises(UserError, match=rf"not comparable: data\.{key} gives every setting other held-out data"):
-            sweep.settings(RunRequest(mine, (f"data.{key}={words}",), sweep=sweep.Sweep()))
-    assert sweep.settings(RunRequest(mine, ("data.split_seed=4", "seed=0,1"), sweep=sweep.Sweep()))
-    children = children_of(RunRequest(mine, ("data.split_seed=4",), seeds=3))
+        with pytest.raises(UserError, match=rf"data\.{key}=.*not comparable: .* other held-out data"):
+            Settings.of(RunRequest(mine, (f"data.{key}={words}",), sweep=Sweep()))
+    assert Settings.of(RunRequest(mine, ("data.split_seed=4", "seed=0,1"), sweep=Sweep()))
+    seeds = Seeds.of(RunRequest(mine, ("data.split_seed=4",), seeds=3))
+    children = seeds.children
     assert [(child.recipe.seed, child.recipe.data.split_seed) for child in children] == [(0, 4), (1, 4), (2, 4)]
     with pytest.raises(UserError, match="not comparable: val is other data for each seed"):
-        repeats._refuse_other_data([{"val": "a", "test": "c"}, {"val": "b", "test": "c"}])
+        seeds.check_data({"0": ("d", {"val": "a", "test": "c"}), "1": ("d", {"val": "b", "test": "c"})})

@@ -60,27 +60,30 @@ def _read(file: Path, without: Collection[str]) -> tuple[Columns, str] | None:
     return {name: _column(table[name]) for name in names}, digest
 
 
-def intervals(
-    rows: Columns, scores: Mapping[str, float], draws: int = significance.DRAWS
-) -> tuple[dict[str, Interval], str]:
-    """Return bootstrap intervals of `scores` over the units of `rows`, and the units in words.
-
-    Only scores that the rows reproduce to six digits get one: not others, nor those of another step.
-    """
+def scores(rows: Columns) -> dict[str, float]:
+    """Return the scores that follow from rows, without those that they do not name by class."""
     size = len(next(iter(rows.values()), ()))
     if not size:
+        return {}
+    found = bootstrap.kind(rows).resampled(rows, np.ones((1, size)))
+    return {name: float(values[0]) for name, values in found.items() if values.ndim == 1}
+
+
+def reproduced(rows: Columns, logged: Mapping[str, float]) -> set[str]:
+    """Return the names of the scores that the rows reproduce: not others, nor those of another step."""
+    own = scores(rows)
+    return {name for name in own.keys() & logged.keys() if np.isclose(own[name], logged[name], rtol=1e-5, atol=1e-7)}
+
+
+def intervals(
+    rows: Columns, logged: Mapping[str, float], draws: int = significance.DRAWS
+) -> tuple[dict[str, Interval], str]:
+    """Return bootstrap intervals of the scores that the rows reproduce, and the units that are resampled in words."""
+    known, size = reproduced(rows, logged), len(next(iter(rows.values()), ()))
+    if not known:
         return {}, ""
     kind = bootstrap.kind(rows)
     units = kind.units(rows)
-    whole = kind.resampled(rows, np.ones((1, size)))
-    known = [
-        name
-        for name, value in scores.items()
-        if name in whole and whole[name].ndim == 1 and np.isclose(whole[name][0], value, rtol=1e-5, atol=1e-7)
-    ]
-    if not known:
-        return {}, ""
-
     shares = {name for name in known if metric_table.unit(name) == "share"}
 
     def scored(times: np.ndarray) -> Columns:
@@ -89,9 +92,9 @@ def intervals(
 
     found = {}
     for name, drawn in significance.resampled(units, scored, draws).items():
-        value = float(significance.log_odds(scores[name], size)) if name in shares else scores[name]
+        value = float(significance.log_odds(logged[name], size)) if name in shares else logged[name]
         if interval := significance.bootstrap_interval(value, drawn, units.independent):
-            found[name] = significance.from_log_odds(interval, scores[name]) if name in shares else interval
+            found[name] = significance.from_log_odds(interval, logged[name]) if name in shares else interval
     return found, str(units)
 
 

@@ -249,7 +249,7 @@ def run_words(request: RunRequest) -> list[str]:
     if request.seeds is not None:
         verb, options = "repeat", ["--seeds", str(request.seeds)]
     if (how := request.sweep) is not None:
-        given = {"--random": how.random, "--tpe": how.tpe, "--draws": how.draws or None, "--pruner": how.pruner}
+        given = {"--random": how.random, "--tpe": how.tpe}
         verb, options = "sweep", [str(word) for pair in given.items() if pair[1] is not None for word in pair]
     if request.resume is not None:
         options += ["--resume-or-start"] if request.or_start else ["--resume", *filter(None, [request.resume])]

@@ -41,17 +41,9 @@ _checked_and_resumed = (
     click.option("--elastic", is_flag=True, help="With --resume: allow another number of processes."),
 )
 _choosing = (
-    click.option("--random", type=click.IntRange(1), metavar="N", help="Sweep: try N random settings."),
+    click.option("--random", type=click.IntRange(1), metavar="N", help="Sweep: try N random settings, with Optuna."),
     click.option(
         "--tpe", type=click.IntRange(1), metavar="N", help="Sweep: try N settings proposed by Optuna's TPE sampler."
-    ),
-    click.option(
-        "--draws", default=0, metavar="SEED", show_default=True, help="Sweep: seed of the random or proposed settings."
-    ),
-    click.option(
-        "--pruner",
-        type=click.Choice(["median", "halving"]),
-        help="Sweep: stop runs that fall behind at an evaluation, with an Optuna pruner.",
     ),
 )
 
@@ -120,7 +112,7 @@ def run(
     if several and score is not None:
         raise click.UsageError(f"--score evaluates one run; leave out {several[0]}")
     if not sweep and Sweep(**choice) != Sweep():
-        raise click.UsageError("--random, --tpe, --draws and --pruner are options of a sweep: add --sweep")
+        raise click.UsageError("--random and --tpe are options of a sweep: add --sweep")
     if or_start and resume:
         raise click.UsageError(f"--resume {resume} and --resume-or-start at once; give one of them")
     resume, swept = NEWEST if or_start else resume, _sweep(**choice) if sweep else None
@@ -179,7 +171,7 @@ def repeat(**asked: Any) -> int:
 
 
 @recipe_command(*_choosing, *_checked_and_resumed, cls=Training)
-def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, **asked: Any) -> int:
+def sweep(random: int | None, tpe: int | None, **asked: Any) -> int:
     """Train RECIPE with several settings and rank the runs.
 
     Every combination of overrides with several values is trained: optim.lr=0.1,0.05 train.ema=null,0.99. With --random
@@ -188,7 +180,7 @@ def sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None, *
 
     Example: trainkit sweep convnext optim.lr=1e-3,3e-3,1e-2
     """
-    return _launch(**asked, sweep=_sweep(random, tpe, draws, pruner))
+    return _launch(**asked, sweep=_sweep(random, tpe))
 
 
 def _launch(recipe: str, check: bool, **asked: Any) -> int:
@@ -225,12 +217,12 @@ def _prepare_process(recipe: str | None) -> Stop:
     return stopping
 
 
-def _sweep(random: int | None, tpe: int | None, draws: int, pruner: str | None) -> Sweep:
+def _sweep(random: int | None, tpe: int | None) -> Sweep:
     if random is not None and tpe is not None:
         raise click.UsageError("--random and --tpe at once; give one of them, or none for every setting")
     from trainkit.config.run_request import Sweep
 
-    return Sweep(random, tpe, draws, pruner)
+    return Sweep(random, tpe)
 
 
 def _began() -> float:

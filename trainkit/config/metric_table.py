@@ -140,7 +140,6 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "pooled/<metric>": Metric("Folds: score of all held-out samples together.", "", None),
         "seeds/<metric>_low": Metric("Seeds: lower end of Student's 95 % confidence interval of the mean."),
         "seeds/<metric>_high": Metric("Upper end of it."),
-        "sweep/best/<metric>": Metric("Sweep: best score so far, over the number of the setting.", "", None),
         "sweep/<metric>": Metric("Sweep: score of each setting, over the number of the setting.", "", None),
     },
 }

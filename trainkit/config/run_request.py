@@ -13,16 +13,17 @@ from trainkit.paths import shipped
 
 @dataclass(frozen=True)
 class Sweep:
-    """How the settings of a sweep are chosen: all that there are, so many at random, or so many proposed by Optuna."""
+    """How the settings of a sweep are chosen: all that there are, or so many that Optuna proposes."""
 
     random: int | None = None
-    """How many are drawn."""
+    """How many are proposed at random."""
     tpe: int | None = None
-    """How many are proposed, by a tree-structured Parzen estimator."""
-    draws: int = 0
-    """Seed of draws and proposals; that of the training is `seed` of the recipe."""
-    pruner: str | None = None
-    """Rule that ends runs which fall behind: a word of `optuna_search.PRUNERS`."""
+    """How many are proposed by a tree-structured Parzen estimator."""
+
+    @property
+    def proposed(self) -> int:
+        """How many are proposed; 0 where all are tried."""
+        return self.random or self.tpe or 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,8 +10,6 @@ import numpy as np
 
 from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
-from trainkit.metrics import segmentation_3d
-from trainkit.metrics.significance import nan_mean
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -25,20 +23,20 @@ _CSV_ROWS = 10_000
 class Pooled:
     """The samples of all folds."""
 
-    tables: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    tables: dict[str, Columns] = field(default_factory=dict)
     """Evaluation to the rows of all folds, each sample once, with the column `fold`."""
     scores: dict[str, tuple[float, float, float]] = field(default_factory=dict)
-    """Means over the samples of all folds together, and the ends of their 95 % intervals (bootstrap over patients)."""
+    """Scores over the samples of all folds together, and the ends of their 95 % intervals."""
     notes: tuple[str, ...] = ()
     """Reasons why an evaluation has no table."""
 
 
-def pool(
-    scores: Mapping[str, Sequence[float]], rows: Mapping[str, Sequence[Mapping[str, np.ndarray] | None]]
-) -> Pooled:
+def pool(scores: Mapping[str, Sequence[float]], rows: Mapping[str, Sequence[Columns | None]]) -> Pooled:
     """Put the rows of the folds together, by evaluation; `scores` are those of each fold, by full name.
 
-    Rows are combined only if no `id` is in two folds: otherwise a set that all folds share would count several times.
+    Scores that the rows of every fold reproduce are computed again from all rows, with bootstrap intervals over the
+    units of the evaluation. Rows are combined only if no `id` is in two folds: otherwise a set that all folds share
+    would count several times.
     """
     tables, pooled, notes = {}, {}, []
     for name, kept in rows.items():
@@ -56,43 +54,18 @@ def pool(
             continue
         shared = [key for key in parts[0] if all(key in part for part in parts)]
         fold = np.repeat(np.arange(len(parts)), [len(part["id"]) for part in parts])
-        tables[name] = {"id": ids, "fold": fold}
-        tables[name] |= {key: _joined([part[key] for part in parts]) for key in shared if key not in ("id", "fold")}
-        own = {key.removeprefix(f"{name}/"): v for key, v in scores.items() if key.startswith(f"{name}/")}
-        for score, columns in _means(own, parts).items():
-            value, groups = _mean(tables[name], columns), tables[name].get("patient", ids)
-            pooled[f"{name}/{score}"] = value, *segmentation_3d.interval(_matrix(tables[name], columns), groups)
+        table = tables[name] = {"id": ids, "fold": fold}
+        table |= {key: _joined([part[key] for part in parts]) for key in shared if key not in ("id", "fold")}
+        own = {key.removeprefix(f"{name}/"): value for key, value in scores.items() if key.startswith(f"{name}/")}
+        known = set(own)
+        for k, part in enumerate(parts):
+            known &= saved_rows.reproduced(part, {score: values[k] for score, values in own.items()})
+        whole = {score: value for score, value in saved_rows.scores(table).items() if score in known}
+        intervals, _ = saved_rows.intervals(table, whole)
+        for score, value in whole.items():
+            found = intervals.get(score)
+            pooled[f"{name}/{score}"] = (value, found.low, found.high) if found else (value, math.nan, math.nan)
     return Pooled(tables, pooled, tuple(notes))
-
-
-def _mean(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> float:
-    """Mean over columns of their means over rows, what is no number left out."""
-    return float(nan_mean(nan_mean(_matrix(part, columns), 0)))
-
-
-def _means(scores: Mapping[str, Sequence[float]], parts: Sequence[Mapping[str, np.ndarray]]) -> dict[str, list[str]]:
-    """Scores that are means over samples, and the columns of rows that they are means of.
-
-    Candidates go by name: `dice.sr` may be the mean of the column `dice_sr`, `dice_mean` of all columns `dice_...`.
-    What counts is that the rows of every fold give the score of that fold, which a count or a total does not.
-    """
-    numbers = [key for key, column in parts[0].items() if column.ndim == 1 and column.dtype.kind in "fiub"]
-    numbers = [key for key in numbers if all(key in part and part[key].dtype.kind in "fiub" for part in parts)]
-    found = {}
-    for score, values in scores.items():
-        if score.endswith(("_low", "_high")):  # ends of an interval
-            continue
-        word, mean, _ = re.sub(r"[^a-z0-9]", "_", score).partition("_mean")
-        columns = [key for key in numbers if (key.startswith(f"{word}_") if mean else key == word)]
-        if columns:
-            own = [_mean(part, columns) for part in parts]
-            if np.allclose(own, values, rtol=1e-5, atol=1e-7, equal_nan=True):
-                found[score] = columns
-    return found
-
-
-def _matrix(part: Mapping[str, np.ndarray], columns: Sequence[str]) -> np.ndarray:
-    return np.stack([part[column].astype(float) for column in columns], 1)
 
 
 def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:
@@ -119,7 +92,7 @@ def read(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Colum
     return found
 
 
-def keep(evaluation: str, table: Mapping[str, np.ndarray], tracker: Tracker | Silent) -> None:
+def keep(evaluation: str, table: Columns, tracker: Tracker | Silent) -> None:
     """Log the rows of all folds as artifacts of the parent run."""
     tracker.table(f"rows/{evaluation}_folds.parquet", table)
     if len(table["fold"]) <= _CSV_ROWS:

@@ -1,20 +1,21 @@
 """Groups of runs: a parent run in MLflow, and the child runs that it summarises or compares.
 
-The folds of a cross-validation, the seeds of a recipe and the settings of a sweep are runs of their own, each the run
-that its overrides alone would start. Runs that finished with the same recipe and data are reused; `--resume` continues
-interrupted ones.
+The folds of a cross-validation, the seeds of a recipe and the settings of a sweep are groups that vary other keys
+(`repeats`, `sweep`). Each child is the run that its overrides alone would start. Runs that finished with the same
+recipe and data are reused; `--resume` continues interrupted ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainkit import terminal
 from trainkit.config import diff, loader
@@ -35,13 +36,10 @@ from trainkit.training.dependencies import with_their_split
 if TYPE_CHECKING:
     from trainkit.distributed.runtime import Runtime
 
-Watch = Callable[[int, Mapping[str, float]], bool]
-"""Told on the first process of each evaluation: step, and scores by full name. True ends the run as KILLED."""
-
-
-Train = Callable[[RunRequest, Recipe, str | None, Watch | None], tuple[str, RunFolder | None]]
-"""Trains a recipe beneath a run, to the end, to a signal, or until `watch` ends it: its status, and its folder where it
-came to have one."""
+Train = Callable[[RunRequest, Recipe, str | None], tuple[str, RunFolder | None]]
+"""Trains a recipe beneath a run, to the end or to a signal: its status, and its folder where it came to have one."""
+Digests = dict[str, tuple[str, dict[str, str]]]
+"""Data and seed to the digest of the training set, and those of the evaluations by name."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Child:
     """Keys and values that set it apart, where the title does not say it."""
 
     @property
-    def said(self) -> str:
+    def overrides(self) -> str:
         """The overrides of its setting."""
         return " ".join(f"{key}={value}" for key, value in self.setting.items())
 
@@ -69,43 +67,59 @@ def child_of(request: RunRequest, title: str, words: Sequence[str], setting: Map
     return Child(title, own, load(own), setting or {})
 
 
-Digests = dict[str, tuple[str, dict[str, str]]]
-"""Data and seed to the digest of the training set, and those of the evaluations by name."""
-
-
 def child_key(child: Child, digests: Digests) -> str:
-    """Return the `run_key` of a child. Opens its data unless `digests` has those of this data and seed.
-
-    Called for all children before any is trained, so that an error in the data of the last one shows at once.
-    """
+    """Return the `run_key` of a child. Opens its data unless `digests` has those of this data and seed."""
     recipe = child.recipe
     data = f"{recipe.seed} {recipe.data!r}"
     if data not in digests:
         opened = recipe.data.open(recipe.seed)
-        scored = {name: split.digest for name, split in plan.evaluated(recipe, opened).items()}
-        digests[data] = opened.meta.digest, scored
+        evaluated = {name: split.digest for name, split in plan.evaluated(recipe, opened).items()}
+        digests[data] = opened.meta.digest, evaluated
     return run_key(loader.digest(recipe), digests[data][0])
 
 
 @dataclass(frozen=True)
+class Result:
+    """A child that ended."""
+
+    child: Child
+    run: RunFolder | None
+    """None for one that failed before it had a folder."""
+    value: float = math.nan
+    """The best value of the metric that the recipe's `best` names."""
+    step: int = 0
+    """The step of that value, else the last one."""
+    seconds: float = math.nan
+    """Wall-clock time of its last process."""
+    error: str = ""
+    """Why it failed; empty where it finished."""
+
+    @staticmethod
+    def of(child: Child, run: RunFolder) -> Result:
+        """Read the result of a run."""
+        metric = child.recipe.best.metric if child.recipe.best else ""
+        metrics = journal.read(run.journal).metrics if run.journal.is_file() else {}
+        best, wall = metrics.get(f"best/{metric}"), metrics.get("final/time/wall_s")
+        last = max((points[-1].step for points in metrics.values()), default=0)
+        value, step = (best[-1].value, best[-1].step) if best else (math.nan, last)
+        return Result(child, run, value, step, wall[-1].value if wall else math.nan)
+
+
+@dataclass(frozen=True)
 class RunGroup:
-    """Several runs that belong together: what they are, and what they are called."""
+    """Several runs that belong together. A subclass says how they are chosen and summed up."""
 
     request: RunRequest
     children: Sequence[Child]
     """The runs; one example where their settings are proposed one after another."""
-    word: str
+    word: ClassVar[str]
     """`folds`: the parent is RECIPE-folds-..., and its tag `trainkit.folds` says how many there are."""
-    kind: str
+    kind: ClassVar[str]
     """`cross-validation`: what the whole is called."""
-    unit: str
+    unit: ClassVar[str]
     """What there are so many of: `folds`."""
-    differ: Sequence[str]
-    """Keys of the recipe that children may have of their own; blocks too."""
-    proposed: int = 0
-    """How many runs there will be where their settings are proposed."""
-    identity: Sequence[str] = ()
-    """What identifies the group beside the recipes of its children."""
+    tolerant: ClassVar[bool] = False
+    """A child that fails is noted, and the others are trained."""
 
     @property
     def recipe(self) -> Recipe:
@@ -113,15 +127,76 @@ class RunGroup:
         return self.children[0].recipe
 
     @property
+    def differ(self) -> Sequence[str]:
+        """Keys of the recipe that children may have of their own; blocks too."""
+        raise NotImplementedError
+
+    @property
     def size(self) -> int:
         """How many runs it has in the end."""
-        return self.proposed or len(self.children)
+        return len(self.children)
+
+    @property
+    def identity(self) -> Sequence[str]:
+        """Words that identify the group beside the recipes of its children."""
+        return ()
 
     @property
     def digest(self) -> str:
         """The SHA-256, in hexadecimal, of the children's recipes and all else by which --resume finds the group."""
         words = [*(loader.digest(child.recipe) for child in self.children), *self.identity]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+    def check_data(self, digests: Digests) -> None:
+        """Raise UserError for data on which the runs cannot be summed up."""
+
+    def child(self, results: Sequence[Result], runtime: Runtime) -> Child:
+        """Return the child to train after these results."""
+        return self.children[len(results)]
+
+    def log(self, results: Sequence[Result], parent: Parent) -> None:
+        """Log what follows from the newest result."""
+
+    def conclude(self, results: Sequence[Result], parent: Parent) -> None:
+        """Sum up the results in the parent run and in the terminal, on the first process."""
+        raise NotImplementedError
+
+
+def train_group(group: RunGroup, runtime: Runtime, store: Store, train: Train) -> str:
+    """Train every child that has no finished run, and sum them up in a parent run. Returns its status.
+
+    Of a tolerant group a child that fails is noted and the others are trained; on several processes the group ends,
+    because some processes may be gone. Raises UserError for errors that the user can correct, and if no child
+    finished; the next attempt reuses the finished runs.
+    """
+    digests: Digests = {}
+    for child in group.children:  # what is wrong with the data of the last shows now
+        child_key(child, digests)
+    group.check_data(digests)
+    results: list[Result] = []
+    with parent_run(group, runtime, store, train) as parent:
+        while len(results) < group.size:
+            child = group.child(results, runtime)
+            try:
+                result = parent.run_child(child, child_key(child, digests))
+            except UserError as error:
+                if not group.tolerant or runtime.world > 1:
+                    raise
+                runtime.accelerator.free_memory()
+                result = parent.failed(child, error)
+            if result is None:
+                parent.stop(len(results))
+                return "KILLED"
+            results.append(result)
+            group.log(results, parent)
+        if all(result.error for result in results):
+            raise UserError(
+                group.kind,
+                f"none of the {group.size} {group.unit} finished",
+                remedy=f"the first: {results[0].error}",
+            )
+        runtime.on_main(lambda: group.conclude(results, parent))
+    return "FINISHED"
 
 
 @dataclass
@@ -146,69 +221,49 @@ class Parent:
         if self.runtime.main:
             print(visible(text), flush=True)
 
-    def run_child(self, child: Child, key: str, watch: Watch | None = None) -> tuple[str, RunFolder | None]:
-        """Find the finished run of a child, or train it now; print a row for it.
-
-        Returns its status, and its folder if it has one.
-        """
+    def run_child(self, child: Child, key: str) -> Result | None:
+        """Find the finished run of a child, or train it now, and print a row for it. None after a stop."""
         found = self.runtime.on_main(lambda: (run := self.store.finished_with(key)) and str(run.path))
         if found is not None:
-            folder = RunFolder(Path(found))
-            self.row(child, folder, "reused")
-            self.runtime.on_main(lambda: self.adopt(child, folder))
-            return "FINISHED", folder
-        status, made = self.train(child.request, child.recipe, self.folder.name, watch)
-        # The GPU is asked again how much it has free for the data of the next one.
-        self.runtime.accelerator.free_memory()
-        if made is not None:
-            self.note(child.title, made)
-            self.row(child, made, "" if status == "FINISHED" else "stopped")
-        return status, made
+            folder, state = RunFolder(Path(found)), "reused"
+            # The tag of an earlier parent still names it.
+            self.runtime.on_main(lambda: self.tracker.adopt(folder.name))
+        else:
+            status, made = self.train(child.request, child.recipe, self.folder.name)
+            # The GPU is asked again how much it has free for the data of the next one.
+            self.runtime.accelerator.free_memory()
+            if made is None:
+                return None
+            folder, state = made, "" if status == "FINISHED" else "stopped"
+        self.note(child.title, folder)
+        values = self.runtime.on_main(lambda: self._row(child, folder, state))
+        return None if state == "stopped" else Result(child, folder, *values)
 
-    def row(self, child: Child, folder: RunFolder, state: str = "") -> None:
-        """Print the row of a child: title, setting, score, step, seconds and run, below a header before the first."""
-        if not self.runtime.main:
-            return
+    def failed(self, child: Child, error: UserError) -> Result:
+        """Note a child that ended with an error, and its run where it came to have one."""
+        self.say(f"{child.title}: failed: {error}")
+        infos = {run: run.info() for run in self.store.runs() if run.name not in self.children.values()}
+        found = [run for run, info in infos.items() if (info.parent, info.status) == (self.folder.name, "FAILED")]
+        if found:
+            self.note(child.title, found[-1])
+        return Result(child, found[-1] if found else None, error=str(error))
+
+    def _row(self, child: Child, folder: RunFolder, state: str) -> tuple[float, int, float]:
+        """Print the row of a child, below a header before the first; return value, step and seconds of its result."""
+        result = Result.of(child, folder)
         metric = child.recipe.best.metric if child.recipe.best else ""
-        metrics = journal.read(folder.journal).metrics if folder.journal.is_file() else {}
-        best, wall = metrics.get(f"best/{metric}"), metrics.get("final/time/wall_s")
-        last = max((points[-1].step for points in metrics.values()), default=0)
-        cells = {
-            "": child.title,
-            **({"setting": child.said} if child.said else {}),
-            **({metric: numbers([best[-1].value])[0] if best else "-"} if metric else {}),
-            "step": str(best[-1].step if best else last),
-            "seconds": f"{wall[-1].value:.0f}" if wall else "-",
-        }
-        widths = {"": 10, "setting": 28}
-
-        def aligned_row(texts: Mapping[str, str]) -> str:
-            left = [text.ljust(widths[name]) for name, text in texts.items() if name in widths]
-            right = [text.rjust(max(8, len(name))) for name, text in texts.items() if name not in widths]
-            return "  ".join([*left, *right])
-
+        left = [("", child.title, 10), *([("setting", child.overrides, 28)] if child.overrides else [])]
+        seconds = "-" if math.isnan(result.seconds) else f"{result.seconds:.0f}"
+        right = [("step", str(result.step)), ("seconds", seconds)]
+        if metric:
+            right.insert(0, (metric, numbers([result.value])[0]))
+        texts = [f"{text:{width}}" for _, text, width in left] + [f"{t:>{max(8, len(name))}}" for name, t in right]
         if not self.header_printed:
             self.header_printed = True
-            head = f"{aligned_row({name: name for name in cells})}  run"
-            print(terminal.painted(head, "bold cyan", sys.stdout), flush=True)
-        said = f" ({state})" if state else ""
-        print(visible(f"{aligned_row(cells)}  {folder.name}{said}"), flush=True)
-
-    def run_children(self, children: Sequence[Child], keys: Sequence[str]) -> list[RunFolder] | None:
-        """Return the finished runs of all children, in order; None after a stop: the parent is then KILLED."""
-        runs = []
-        for child, own in zip(children, keys, strict=True):
-            status, folder = self.run_child(child, own)
-            if status != "FINISHED" or folder is None:
-                self.stop(len(runs))
-                return None
-            runs.append(folder)
-        return runs
-
-    def adopt(self, child: Child, folder: RunFolder) -> None:
-        """Show an existing run as a child of this one; the tag of an earlier parent still names it."""
-        self.tracker.adopt(folder.name)
-        self.note(child.title, folder)
+            heads = [f"{name:{width}}" for name, _, width in left] + [f"{name:>8}" for name, _ in right]
+            print(terminal.painted("  ".join([*heads, "run"]), "bold cyan", sys.stdout), flush=True)
+        print(visible("  ".join([*texts, folder.name]) + (f" ({state})" if state else "")), flush=True)
+        return result.value, result.step, result.seconds
 
     def note(self, title: str, folder: RunFolder) -> None:
         """Record the run of a child in a tag, and in a file that works without MLflow."""
@@ -220,8 +275,7 @@ class Parent:
     def stop(self, done: int) -> None:
         """End this run as KILLED, and print how many children have finished."""
         self.tracker.finish("KILLED")
-        many = f"{done} of {self.group.size} {self.group.unit}"
-        self.say(f"Stopped after {many}: {self.folder.name}")
+        self.say(f"Stopped after {done} of {self.group.size} {self.group.unit}: {self.folder.name}")
 
     def conclude(self, text: str, following: Sequence[tuple[str, str]] = ()) -> None:
         """Print the summary and the next commands, and write the summary at the top of the run's page."""

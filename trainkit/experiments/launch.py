@@ -22,7 +22,7 @@ from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.environment import record
 from trainkit.errors import UserError, visible
 from trainkit.experiments import post_mortem, repeats, sweep, validation
-from trainkit.experiments.group import Child, Watch, start_tracker, track_request
+from trainkit.experiments.group import Child, RunGroup, start_tracker, track_request, train_group
 from trainkit.files import write_aside
 from trainkit.paths import recipe_word
 from trainkit.redact import without_secrets
@@ -86,14 +86,15 @@ def carry_out(
         try:
             with stop.at_once():
                 request = with_their_split(request, Store.locate(), logged=True)
-                children = children_of(request)
-                recipe = children[0].recipe if request.sweep else load(request)
-                session = Session.begin(request, recipe, stop, began, [child.recipe for child in children])
-                session.validate([child.recipe for child in children] or [recipe])
+                group = group_of(request)
+                recipes = [child.recipe for child in group.children] if group is not None else []
+                recipe = recipes[0] if request.sweep else load(request)
+                session = Session.begin(request, recipe, stop, began, recipes)
+                session.validate(recipes or [recipe])
             runtime = session.runtime
             folder: RunFolder | None = None
-            if (group := _group(request)) is not None:
-                status = group[1](request, children, runtime, session.store, session.train)
+            if group is not None:
+                status = train_group(group, runtime, session.store, session.train)
             else:
                 with session.open_run(request, recipe) as run:
                     if run.trainer is not None:
@@ -130,20 +131,22 @@ def _only_training() -> Iterator[None]:
         _training.release()
 
 
-def _group(request: RunRequest) -> tuple[Callable[[RunRequest], list[Child]], Callable[..., str]] | None:
-    """Return the functions that list and run the children of a request; None for a single run."""
-    if request.folds or request.seeds is not None:
-        return repeats.children_of, repeats.repeat
-    return (sweep.settings, sweep.sweep) if request.sweep is not None else None
+def group_of(request: RunRequest) -> RunGroup | None:
+    """Return the group of runs that a request asks for; None for a single run. Raises UserError."""
+    if request.folds:
+        return repeats.Folds.of(request)
+    if request.seeds is not None:
+        return repeats.Seeds.of(request)
+    return sweep.Settings.of(request) if request.sweep is not None else None
 
 
-def children_of(request: RunRequest) -> list[Child]:
+def children_of(request: RunRequest) -> Sequence[Child]:
     """Return the child runs that a request asks for; none for a single run.
 
     For a sweep whose settings are proposed during the sweep, returns one example. Raises UserError.
     """
-    group = _group(request)
-    return group[0](request) if group is not None else []
+    group = group_of(request)
+    return group.children if group is not None else []
 
 
 @dataclass
@@ -222,11 +225,10 @@ class Session:
         request: RunRequest,
         recipe: Recipe,
         parent: str | None,
-        watch: Watch | None = None,
         dependencies: Mapping[str, Dependency] | None = None,
     ) -> tuple[str, RunFolder | None]:
         """Train a recipe as one run; return its status, and its folder if it has one."""
-        with self.open_run(request, recipe, parent, watch, dependencies) as run:
+        with self.open_run(request, recipe, parent, dependencies) as run:
             if run.trainer is not None:
                 with self.stop.at_once():  # until there is something to save
                     run.outcome = run.trainer.fit()
@@ -250,13 +252,12 @@ class Session:
         request: RunRequest,
         recipe: Recipe,
         parent: str | None = None,
-        watch: Watch | None = None,
         dependencies: Mapping[str, Dependency] | None = None,
     ) -> Iterator[OpenRun]:
         """Open a run, as a child of `parent` if given; report and close it when it was trained within.
 
         `dependencies` are trained first if not given. For a request to resume or start, a finished run is used instead
-        of a new one. `watch` gets each evaluation and may end the run.
+        of a new one.
         """
         from trainkit.analysis import data_integrity
         from trainkit.diagnostics import throughput_limits
@@ -282,7 +283,7 @@ class Session:
         runtime, store, stop = self.runtime, self.store, self.stop
         weights = {name: dependency.file for name, dependency in run.dependencies.items()}
         with contextlib.ExitStack() as last, self._tracked(run, folder, resuming) as position:
-            logger = self._logger(run, folder, position, watch)
+            logger = self._logger(run, folder, position)
             with stop.at_once():
                 data_integrity.note(report, run.data, run.tracker, logger.say)
                 logger.limits = throughput_limits.ensure(recipe, run.data, runtime, store, weights, logger.say, stop)
@@ -356,7 +357,7 @@ class Session:
             self.made = run.folder
         return run.folder, resuming
 
-    def _logger(self, run: OpenRun, folder: RunFolder, resume: Resume, watch: Watch | None) -> RunLogger:
+    def _logger(self, run: OpenRun, folder: RunFolder, resume: Resume) -> RunLogger:
         from trainkit.speed import cost
         from trainkit.training.plan import plan_line
         from trainkit.training.run_logger import RunLogger
@@ -369,7 +370,6 @@ class Session:
             source=recipe_word(run.request.path),
             changed=lineage.note(folder),
             rates=cost.allotted(self.runtime),
-            watch=watch,
             began=self.began,
             label=folder.name if run.parent is not None else "",
         )

@@ -56,9 +56,9 @@ def check(request: RunRequest) -> str:
             notes.append(absent)
     said += [f"not there yet: {note}" for note in notes]
     if request.sweep:
-        said += [f"{child.title}: {child.said}" for child in children[:_SHOWN]]
+        said += [f"{child.title}: {child.overrides}" for child in children[:_SHOWN]]
         said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
-        said += [f"one of {request.sweep.tpe} that will be proposed"] if request.sweep.tpe else []
+        said += [f"one of {request.sweep.proposed} that will be proposed"] if request.sweep.proposed else []
     return loader.dump(recipe) + "".join(f"# {line}\n" for line in said)
 
 

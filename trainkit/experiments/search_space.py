@@ -1,21 +1,21 @@
-"""Parse the arguments of a sweep: keys with several values or a range, and random settings of them."""
+"""The settings of a sweep: keys with several values or a range, and settings of them that Optuna proposes."""
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from trainkit import rng
 from trainkit.config import loader
+from trainkit.config.metric_table import Mode
 from trainkit.config.run_request import RunRequest, Sweep, load, values_of
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 
-MOST = 1000
-"""Settings that a sweep may have."""
-_NUMBER = r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_NUMBER = r"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 _RANGE = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})")
 
 Setting = dict[str, str]
@@ -36,21 +36,26 @@ class Axis:
     whole: bool = False
     """A range is one of whole numbers."""
 
-    def at(self, share: float) -> str:
-        """Return the value at a fraction of the axis, from 0 to below 1."""
-        if self.span is None:
-            return self.values[int(share * len(self.values))]
-        low, high = self.span
-        if self.log:
-            return self.text(low * (high / low) ** share)
-        return self.text(math.floor(low + share * (high - low + 1)) if self.whole else low + share * (high - low))
+    def distribution(self) -> Any:
+        """Return the distribution of Optuna from which its values are proposed."""
+        from optuna import distributions
 
-    def text(self, value: float) -> str:
-        """Format a number of a range as a recipe value: an integer, or four digits."""
+        if self.span is None:
+            return distributions.CategoricalDistribution(self.values)
+        low, high = self.span
         if self.whole:
-            return str(round(value))
-        low, high = self.span or (-math.inf, math.inf)
-        return repr(min(max(float(f"{value:.4g}"), low), high))
+            return distributions.IntDistribution(int(low), int(high), log=self.log)
+        return distributions.FloatDistribution(low, high, log=self.log)
+
+    def text(self, value: Any) -> str:
+        """Write a proposed value as the recipe takes it; a fraction with four digits."""
+        if self.span is None or self.whole:
+            return str(value)
+        return repr(min(max(float(f"{value:.4g}"), self.span[0]), self.span[1]))
+
+    def number(self, text: str) -> Any:
+        """Return the value of a setting as Optuna knows it."""
+        return text if self.span is None else int(text) if self.whole else float(text)
 
 
 def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
@@ -68,59 +73,31 @@ def read(request: RunRequest) -> tuple[list[str], list[Axis]]:
             fixed.append(word)
         elif "" in values:
             raise UserError(word, "a value is missing beside a comma", remedy=f"write it like {key}=0.1,0.05")
-        elif len(set(values)) < len(values):
-            raise UserError(word, "gives a value twice", remedy="keep one of them")
         else:
             axes.append(Axis(key, values))
     if not axes:
         load_setting(request, fixed, {})
         expected = "an argument such as optim.lr=0.1,0.05"
         raise UserError("sweep", "no argument gives several values", expected, "of one setting: trainkit run")
-    ranges = [axis for axis in axes if axis.span]
-    if ranges and how.random is None and how.tpe is None:
-        found = f"{ranges[0].key} is a range, and a grid has no number of them"
-        raise UserError("sweep", found, remedy="list its values, or say how many settings: --random 20 or --tpe 20")
-    if ranges:  # which of them are of whole numbers is for the recipe to say
-        kinds = loader.flat(load_setting(request, fixed, {axis.key: axis.values[0] for axis in axes}))
-        axes = [replace(axis, whole=bool(axis.span) and isinstance(kinds.get(axis.key), int)) for axis in axes]
+    if ranges := [axis.key for axis in axes if axis.span]:
+        if not how.proposed:
+            found = f"{ranges[0]} is a range, and a grid has no number of them"
+            remedy = "list its values, or say how many settings: --random 20 or --tpe 20"
+            raise UserError("sweep", found, remedy=remedy)
+        # Which of them are of whole numbers is for the recipe to say.
+        flat = loader.flat(load_setting(request, fixed, {axis.key: axis.values[0] for axis in axes}))
+        axes = [replace(axis, whole=bool(axis.span) and isinstance(flat.get(axis.key), int)) for axis in axes]
     return fixed, axes
 
 
-def drawn(axes: Sequence[Axis], count: int, seed: int) -> Iterator[Setting]:
-    """Sample this many random settings without repetition. Raises UserError if there are fewer.
-
-    The first settings do not depend on the number of settings, and the values of a key not on the other keys.
-    """
-    if all(axis.span is None for axis in axes):
-        there_are = math.prod(len(axis.values) for axis in axes)
-        if count >= there_are:
-            raise UserError("--random", f"{count}, of {there_are} settings", remedy="leave it out to try them all")
-    check_count(count)
-    given: set[tuple[str, ...]] = set()
-    for number in range(100 * count):
-        setting = {axis.key: axis.at(float(rng.uniform(seed, axis.key, number)[0])) for axis in axes}
-        if (values := tuple(setting.values())) not in given:
-            given.add(values)
-            yield setting
-        if len(given) == count:
-            return
-    raise UserError("--random", f"{count}: no more than {len(given)} settings came up", remedy="ask for fewer")
-
-
-def check_count(count: int) -> None:
-    """Raise UserError if there are more settings than a sweep may have."""
-    if count > MOST:
-        raise UserError("sweep", f"{count} settings", f"at most {MOST}", "take fewer, such as --random 50")
-
-
 def _range(word: str, key: str, match: re.Match[str]) -> Axis:
-    low, high = float(match[2]), float(match[3])
-    if math.inf in (-low, high):
-        raise UserError(word, "an end that is too large for a number", remedy=f"write it like {key}=0.01..0.1")
-    if not low < high:
-        raise UserError(word, "the range ends where it begins, or before", remedy=f"write it like {key}=0.01..0.1")
-    if match[1] and low <= 0:
-        raise UserError(word, "a logarithm of numbers that are not above 0", remedy="leave log: out, or begin above 0")
+    try:
+        low, high = float(match[2]), float(match[3])
+    except ValueError:
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf or (match[1] and low <= 0):
+        remedy = f"write it like {key}=0.01..0.1"
+        raise UserError(word, "is not a range", "two numbers, the lower one first, above 0 with log:", remedy)
     return Axis(key, (match[2], match[3]), (low, high), bool(match[1]))
 
 
@@ -132,3 +109,31 @@ def words_of(fixed: Sequence[str], setting: Mapping[str, str]) -> tuple[str, ...
 def load_setting(request: RunRequest, fixed: Sequence[str], setting: Setting) -> Recipe:
     """Load the recipe of one setting."""
     return load(replace(request, overrides=words_of(fixed, setting)))
+
+
+def require_optuna() -> None:
+    """Raise UserError if Optuna is not installed."""
+    if importlib.util.find_spec("optuna") is None:
+        raise UserError("sweep", "--random and --tpe need Optuna", remedy='pip install "trainkit[sweep]"')
+
+
+def propose(axes: Sequence[Axis], results: Sequence[tuple[Setting, float]], mode: Mode, random: bool) -> Setting:
+    """Return the setting that Optuna proposes after these, with their scores: the same after the same.
+
+    Its sampler is random, or a tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011) of which the first ten
+    are random. Settings without a score count for nothing.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    samplers, number = optuna.samplers, len(results)
+    sampler = samplers.RandomSampler(seed=number) if random else samplers.TPESampler(seed=number)
+    direction = optuna.study.StudyDirection[f"{mode}imize".upper()]
+    study = optuna.create_study(direction=direction, sampler=sampler)
+    space = {axis.key: axis.distribution() for axis in axes}
+    for setting, value in results:
+        if math.isfinite(value):
+            params = {axis.key: axis.number(setting[axis.key]) for axis in axes}
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=value))
+    found = study.ask(space).params
+    return {axis.key: axis.text(found[axis.key]) for axis in axes}

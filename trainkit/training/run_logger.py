@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,8 +48,6 @@ class RunLogger:
     """What the run follows and what was changed since, as its page says it."""
     rates: Mapping[str, float] = field(default_factory=dict)
     """What an hour of the run costs, by metric: `cost.allotted`."""
-    watch: Callable[[int, Mapping[str, float]], bool] | None = None
-    """Told of each evaluation on rank 0: step, and scores by full name. True ends the run."""
     limits: ThroughputLimits | None = None
     """What the loader and the network could reach alone, where it is known."""
     began: float = field(default_factory=time.perf_counter)
@@ -58,8 +56,6 @@ class RunLogger:
     """The clock of the training."""
     evaluation_s: dict[str, list[float]] = field(default_factory=dict)
     """Seconds of each evaluation that was run, by name."""
-    given_up: bool = False
-    """Whether `watch` has ended the run."""
 
     steps_per_epoch: int = 0
     """For the log table; set by the trainer."""
@@ -183,8 +179,6 @@ class RunLogger:
                 keep_pictures(self.tracker, step, title, scores.pictures)
         if not self.label:
             self.show(self._log_table().evaluation_row(step, name, metrics, leads))
-        if self.main and self.watch is not None and self.watch(step, metrics):
-            self.given_up = True
 
     def changed_environment(self, step: int, differs: Sequence[str]) -> None:
         """Report that a run continues with other software or hardware than its checkpoint was written with, if so."""

@@ -148,7 +148,7 @@ class Trainer:
 
     def stopping(self) -> bool:
         """Return whether to stop: by a signal, by the watcher of the scores, or because the disk failed."""
-        return self.stop() or self.logger.given_up or self.checkpoints.writer.ends_run
+        return self.stop() or self.checkpoints.writer.ends_run
 
     def finish(self, stopped: bool) -> Outcome:
         """Run the final evaluations, save, and summarise. After a stop only save: resume does the rest."""
