@@ -108,8 +108,7 @@ def test_runs_whose_data_was_prepared_differently_are_compared_and_it_is_said(tr
     tags[runs["slow"].name]["trainkit.data.val"] = "of another size"
     older = compare(store, pair)
     assert older.same_data == {"val": False} and older.primary.verdict == "not comparable"
-    both = f"{runs['plain'].name}, {runs['slow'].name}"
-    assert older.notes[0].endswith(f"not compared; only the digest of the prepared data is known for {both}")
+    assert older.notes[0] == "val: not compared: evaluated on different data"
     for folder in pair:
         tags[folder.name]["trainkit.content.val"] = "the same files"
     found = compare(store, pair)
@@ -117,37 +116,6 @@ def test_runs_whose_data_was_prepared_differently_are_compared_and_it_is_said(tr
     assert found.notes == (f"val: the same samples, prepared differently in {runs['slow'].name}",)
     tags[runs["slow"].name]["trainkit.content.val"] = "other files"
     assert compare(store, pair).primary.verdict == "not comparable"
-
-
-def test_label_maps_that_are_scored_at_different_sizes_are_named(trained, monkeypatch):
-    store, runs = trained
-    tagged, read = comparing._tags, comparing.diff.read
-    sizes: dict[str, dict] = {}
-    monkeypatch.setattr(
-        comparing,
-        "_tags",
-        lambda run, *rest: tagged(run, *rest) | {"trainkit.data.val": run.name, "trainkit.content.val": "the same"},
-    )
-    monkeypatch.setattr(
-        comparing.diff,
-        "read",
-        lambda path: read(path) | {"data": {"name": "scenes", "size": [18, 24]} | sizes.get(path.parent.name, {})},
-    )
-
-    def notes(**first) -> list[str]:
-        sizes[runs["plain"].name] = first
-        return [note for note in compare(store, [runs["plain"], runs["slow"]]).notes if "label maps" in note]
-
-    assert notes(mean=0.5) == []
-    (note,) = notes(size=[36, 48])
-    assert note.startswith(f"val: label maps are evaluated at 36 x 48 in {runs['plain'].name}, at 18 x 24 in")
-    for at_file in ({"score_at": "file"}, {"size": None}):
-        assert "evaluated at the size of their files in " in notes(**at_file)[0]
-    monkeypatch.setattr(comparing.bootstrap, "why_not_comparable", lambda *_: "their rows differ in 'actual'")
-    (score,) = [score for score in compare(store, [runs["plain"], runs["slow"]]).scores if score.primary]
-    assert (score.verdict, score.why) == ("not comparable", "label maps were evaluated at different sizes")
-    sizes[runs["slow"].name] = {"score_at": "file"}
-    assert notes(size=[36, 48], score_at="file") == []
 
 
 def test_a_run_from_before_that_logged_all_scores_under_best_is_compared_as_others_are(trained, monkeypatch):
@@ -399,10 +367,8 @@ def test_what_ended_at_its_best_is_shown_once(trained):
     best, plain = ([s for s in pair.scores if s.evaluation == name] for name in ("best/val", "val"))
     same = [comparing.replace(score, values=best[0].values) for score in plain]
     assert [name for name, _ in compare_report.by_evaluation([*same, *best])] == ["best/val"]
-    assert compare_report.at_their_best([*same, *best]) == ["val: the final evaluation is the best one in both"]
     other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
     assert [name for name, _ in compare_report.by_evaluation([*other, *best])] == ["best/val", "val"]
-    assert compare_report.at_their_best([*other, *best]) == []
 
 
 def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):

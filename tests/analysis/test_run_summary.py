@@ -26,15 +26,15 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
     journal.append(100, {f"best/val/{key}": value for key, value in (SCORES | ORGANS).items()})
     journal.commit()
     journal.close()
-    recipe = SimpleNamespace(
-        evaluations={"patches": None, "val": None, "never": None}, best=best and SimpleNamespace(metric=best)
-    )
+    recipe = SimpleNamespace(evaluations={"patches": None}, best=best and SimpleNamespace(metric=best))
+    block = f"best: {{metric: {best}}}\n" if best else ""
+    (tmp_path / "recipe.yaml").write_text(f"{block}evaluations: {{patches: {{}}, val: {{}}, never: {{}}}}\n")
     folder = SimpleNamespace(
         name="orbits-s0",
         journal=path,
         path=path.parent,
         recipe=path.parent / "recipe.yaml",
-        info=lambda: SimpleNamespace(follows="a"),
+        info=lambda: SimpleNamespace(follows="a", status="RUNNING", last_step=0),
     )
     run = SimpleNamespace(recipe=recipe, require_folder=lambda: folder, source="orbits.yaml")
     outcome = SimpleNamespace(

@@ -201,13 +201,6 @@ def test_what_is_too_plain_is_counted_and_not_compared():
     assert len(look_alikes(plain[:0], plain[:0]).here) == 0 == len(look_alikes(small(field(1)), plain).here)
 
 
-def test_one_look_under_two_classes():
-    some = small(field(1), field(2), again(field(1)), field(3), again(field(2)))
-    label = np.asarray([0, 1, 1, 0, 1])
-    found = look_alikes(some, some, (label, label))
-    assert sorted(zip(found.here.tolist(), found.there.tolist(), strict=True)) == [(0, 2), (2, 0)]
-
-
 # ---- The cost --------------------------------------------------------------------------------------------------------
 
 

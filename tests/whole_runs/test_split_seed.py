@@ -9,11 +9,10 @@ from click.testing import CliRunner
 from runs import ROOT, Ran, own_store, run, stop_after, stripes
 
 from trainkit.analysis import compare as comparing
-from trainkit.analysis import promote as promoting
 from trainkit.cli import main
 from trainkit.config import diff, loader, stored_recipes
 from trainkit.config.run_request import RunRequest, Sweep, load
-from trainkit.config.schema import Promote, Recipe
+from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check
 from trainkit.experiments.repeats import Seeds
@@ -206,13 +205,6 @@ def test_seeds_are_evaluated_on_one_split_and_compared(mine, store):
     assert [folder.info().seed for folder in runs] == [0, 1]
     found = comparing.compare(store, runs)
     assert found.same_data == {"held_out": True} and found.primary.verdict != "not comparable"
-    (parent,) = [folder for folder in store.runs() if folder.info().recipe != "mine"]
-    decided = promoting.promote(store, parent, Promote(metric="held_out/top1"))
-    assert all(check.name != "data" for check in decided.checks)
-    # Children of before, each with the split of its seed, are not compared.
-    older(Ran(0, runs[1]))
-    refused = promoting.promote(store, parent, Promote(metric="held_out/top1", alias="other"))
-    assert refused.refused and "not comparable" in refused.checks[0].why and "0, 1" in refused.checks[0].why
 
 
 def test_runs_of_two_splits_are_not_comparable_and_it_is_said_why(mine, store):

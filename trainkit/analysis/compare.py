@@ -128,10 +128,8 @@ class Side:
         heads = {
             f"{when}{name}{average}" for name in known for when in ("", "best/", "pooled/") for average in ("", "/ema")
         }
-        each, chosen = (
-            [_last(metrics, heads) for metrics in self.metrics],
-            (self.recipe.get("best") or {}).get("metric"),
-        )
+        each = [_last(metrics, heads) for metrics in self.metrics]
+        chosen = (self.recipe.get("best") or {}).get("metric")
         found: dict[str, dict[str, list[float]]] = {}
         for (head, metric), value in each[0].items():
             values = [value, *(other.get((head, metric), math.nan) for other in each[1:])]
@@ -144,15 +142,10 @@ class Side:
 def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str, str], float]:
     """Return the last value of every metric under one of `heads`; `final/` values take precedence."""
     found: dict[tuple[str, str], float] = {}
-    ended = set()
-    for name, points in metrics.items():
-        head, _, metric = name.rpartition("/")
-        final = head.startswith("final/")
-        key = (head.removeprefix("final/"), metric)
-        if key[0] in heads and key not in ended:
-            found[key] = points[-1].value
-            if final:
-                ended.add(key)
+    for name in sorted(metrics, key=lambda name: name.startswith("final/")):
+        head, _, metric = name.removeprefix("final/").rpartition("/")
+        if head in heads:
+            found[head, metric] = metrics[name][-1].value
     return found
 
 
@@ -301,8 +294,6 @@ def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
         name = _evaluation(head)
         if same[name]:
             drawn = _bootstrap(first, second, head, shared, reader, level)
-            if not drawn.comparable and _label_map_size(first.recipe) != _label_map_size(second.recipe):
-                drawn = replace(drawn, why="label maps were evaluated at different sizes")
         else:
             drawn = _Bootstrap({}, "", why_other_data((first, second), name), comparable=False)
         for metric in shared:
@@ -492,11 +483,8 @@ def _speed(sides: Sequence[Side]) -> Iterator[Speed]:
 
 
 def _order(name: str) -> tuple[int, str]:
-    first = ("speed/samples_per_s", *_SPEED, "time/total_s")
-    kinds = ("cost/", "time_to/", "time/", "speed/")
-    if name in first:
-        return first.index(name), name
-    return len(first) + next((k for k, kind in enumerate(kinds) if name.startswith(kind)), len(kinds)), name
+    first = ("speed/samples_per_s", *_SPEED, "time/total_s", "cost/", "time_to/", "time/", "speed/")
+    return next((k for k, start in enumerate(first) if name.startswith(start)), len(first)), name
 
 
 def _measured(side: Side) -> dict[str, float]:
@@ -530,35 +518,9 @@ def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
         if tasks[0] != tasks[1]:
             yield f"{first.name} trains {tasks[0]}, {side.name} {tasks[1]}: different tasks"
         for name, same in pair.same_data.items():
-            if same:
-                continue
-            why = why_other_data((first, side), name)
-            if not why.startswith("evaluated"):
-                yield f"{name}: {why}"
-                continue
-            why += "; not compared"
-            if older := [one.name for one in (first, side) if one.digest(name, CONTENT) is None]:
-                why += f"; only the digest of the prepared data is known for {few(older)}"
-            yield f"{name}: {first.name} and {side.name} were {why}"
+            if not same:
+                yield f"{name}: not compared: {why_other_data((first, side), name)}"
         if pair.prepared:
-            how = [str(change) for change in pair.changes if change.key.startswith("data.")]
-            said = f" ({'; '.join(how)})" if how else ""
-            yield f"{', '.join(pair.prepared)}: the same samples, prepared differently in {side.name}{said}"
-            sizes = [_label_map_size(one.recipe) for one in (first, side)]
-            if sizes[0] != sizes[1]:
-                yield (
-                    f"{', '.join(pair.prepared)}: label maps are evaluated at {sizes[0]} in {first.name}, "
-                    f"at {sizes[1]} in {side.name}; with data.score_at: file in both, the same pixels are evaluated"
-                )
+            yield f"{', '.join(pair.prepared)}: the same samples, prepared differently in {side.name}"
         if not pair.scores:
             yield f"{first.name} and {side.name} have no metric in common"
-
-
-def _label_map_size(recipe: Mapping[str, Any]) -> str:
-    """Return the size at which label maps of scenes are evaluated, in words; empty for other data."""
-    data = recipe.get("data") or {}
-    if data.get("name") != "scenes":
-        return ""
-    if data.get("size") is None or data.get("score_at") == "file":
-        return "the size of their files"
-    return " x ".join(map(str, data["size"]))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.analysis.compare import Comparison, Pair, Score, Side
-from trainkit.config import diff, metric_table, yaml_reader
+from trainkit.config import diff, metric_table
 from trainkit.errors import few
 from trainkit.terminal import aligned, numbers, split
 
@@ -31,13 +31,9 @@ def text(found: Comparison) -> str:
     for letter, pair in zip(called[1:], found.pairs, strict=True):
         lines += [f"changes in {letter}", *(diff.lines(pair.changes) or ["none: the recipes are the same"]), ""]
         if pair.place:
-            width = max(len(change.key) for change in pair.place)
-            beside = [f"{c.key:{width}}  {value(c.before)} -> {value(c.after)}" for c in pair.place]
-            lines += [f"other differences in {letter}", *beside, ""]
+            lines += [f"other differences in {letter}", *diff.lines(pair.place), ""]
         for evaluation, scores in by_evaluation(pair.scores):
             lines += [*_table(evaluation, scores, called[0], letter, found.level), ""]
-        for line in at_their_best(pair.scores):
-            lines += [line, ""]
     lines += [*aligned(speeds(found)), ""]
     lines += verdicts(found)
     return "\n".join(lines)
@@ -106,60 +102,42 @@ def figure(found: Comparison) -> Figure:
 
     called = letters(len(found.sides))
     letter_of = {pair.run: letter for letter, pair in zip(called[1:], found.pairs, strict=True)}
-    shown = []
+    shown: list[Score] = []
     for pair in found.pairs:
         own = [score for _, scores in by_evaluation(pair.scores) for score in scores]
         own = [score for score in own if reach(score) and (score.primary or "." not in score.metric)]
         shown += sorted(own, key=lambda score: not score.primary)
-    left_out, shown = max(0, len(shown) - _DRAWN), shown[:_DRAWN]
-    panels = list(by_scale(shown).values()) or [[]]
+    by_scale: dict[str, list[Score]] = {}
+    for score in shown[:_DRAWN]:
+        by_scale.setdefault(metric_table.scale(score.metric), []).append(score)
+    panels = list(by_scale.values()) or [[]]
     rows = [max(len(own), 1) for own in panels]
     drawn, grid = blank(height=0.7 + 0.5 * len(panels) + 0.32 * sum(rows), ratios=rows, shared=False)
-    looks = {"better": (GREEN, GREEN), "worse": (VERMILION, VERMILION)}
+    colours = {"better": GREEN, "worse": VERMILION}
     for axes, own in zip(grid, panels, strict=True):
         axes.axvline(0.0, color=QUIET, linewidth=1)
-        for place, score in enumerate(own):
-            low, middle, high = reach(score) or (math.nan, math.nan, math.nan)
-            colour, inside = looks.get(score.verdict, (QUIET, "white"))
+        ends = [reach(score) or (0.0, 0.0, 0.0) for score in own]
+        for place, (score, (low, middle, high)) in enumerate(zip(own, ends, strict=True)):
+            colour = colours.get(score.verdict, QUIET)
             axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.45)
-            axes.plot(
-                [middle], [place], color=colour, markerfacecolor=inside, marker="o", markersize=6, linestyle="none"
-            )
+            fill = colour if score.verdict in colours else "white"
+            axes.plot([middle], [place], "o", color=colour, markerfacecolor=fill, markersize=6)
             axes.annotate(
                 f"{gap(score)}  ({span(score)})", (1.02, place), va="center", color=INK,
                 xycoords=axes.get_yaxis_transform(), fontsize=SMALL, annotation_clip=False,
             )  # fmt: skip
-        names = [f"{f'{letter_of[score.run]}: ' if len(found.pairs) > 1 else ''}{score.name}" for score in own]
-        names = [name if len(name) <= 40 else f"{name[:39]}…" for name in names]
+        names = [f"{letter_of[score.run]}: {score.name}" if len(found.pairs) > 1 else score.name for score in own]
         axes.set_yticks(range(len(own)), names, fontsize=SMALL)
         axes.set_ylim(max(len(own), 1) - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        axes.tick_params(axis="x", labelsize=SMALL)
-        axes.grid(visible=False, axis="y")
-        edge = farthest(own) or 1.0
-        axes.set_xlim(-1.05 * edge, 1.05 * edge)
-        axes.locator_params(axis="x", nbins=5)
+        edge = 1.05 * max((abs(end) for each in ends for end in each), default=0.0) or 1.0
+        axes.set_xlim(-edge, edge)
         axes.xaxis.set_major_formatter(lambda tick, _: f"{abs(tick):.4g}")
-    more = f"; {left_out} more are among the values" if left_out else ""
-    more = more if shown else "; no difference has an interval"
+    more = "" if shown else "; no difference has an interval"
     grid[-1].set_xlabel(f"worse than {called[0]}   |   better than {called[0]}{more}", fontsize=SMALL)
     sides = ", ".join(f"{letter}: {side.name}" for letter, side in zip(called, found.sides, strict=True))
-    primary = [next((score for score in pair.scores if score.primary), None) for pair in found.pairs]
-    title = "\n".join(
-        _title(score, called[0], letter, found) for letter, score in zip(called[1:], primary, strict=True)
-    )
+    title = "\n".join(headline(primary(pair), called[0], letter_of[pair.run]) for pair in found.pairs)
     titled(drawn, title, f"{sides}\nDot: difference, bar: {percent(found.level)} CI; hollow: inconclusive")
     return drawn
-
-
-def _title(score: Score | None, first: str, letter: str, found: Comparison) -> str:
-    """Return the verdict on a side with its interval, without the method."""
-    if score is None:
-        return f"{letter} and {first} share no primary metric"
-    if score.verdict == "not comparable":
-        return f"{letter} and {first} are not comparable on {score.name}"
-    interval = f"({percent(found.level)} CI {span(score)})".replace(" ", "\N{NO-BREAK SPACE}")
-    return f"{headline(score, first, letter)} {interval if score.draws else ''}".rstrip()
 
 
 # ---- Words and numbers ----------------------------------------------------------------------------------------------
@@ -170,22 +148,18 @@ def letters(many: int) -> list[str]:
     return [chr(65 + k % 26) + (str(k // 26) if k >= 26 else "") for k in range(many)]
 
 
+def primary(pair: Pair) -> Score | None:
+    """Return the score that decides a pair, if both sides have it."""
+    return next((score for score in pair.scores if score.primary), None)
+
+
 def verdicts(found: Comparison) -> list[str]:
-    """Return a sentence for each side but the first, and the closing diagnosis of each run."""
+    """Return a sentence for each side but the first."""
     called, lines = letters(len(found.sides)), []
     for letter, pair in zip(called[1:], found.pairs, strict=True):
-        score = next((score for score in pair.scores if score.primary), None)
         alone = {change.key for change in pair.changes} <= {"seed"}
-        lines.append(f"verdict  {sentence(score, called[0], letter, found.level, alone)}")
-    return [*lines, *(f"{kind:8} {letter}: {said}" for kind, letter, said in diagnoses(found))]
-
-
-def diagnoses(found: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind (`speed`, `baseline`), letter and sentence of the closing diagnosis of each side that has one."""
-    for letter, side in zip(letters(len(found.sides)), found.sides, strict=True):
-        if word := side.tags.get("trainkit.verdict"):
-            baseline = word.startswith("baseline: ")
-            yield "baseline" if baseline else "speed", letter, word.removeprefix("baseline: ")
+        lines.append(f"verdict  {sentence(primary(pair), called[0], letter, found.level, alone)}")
+    return lines
 
 
 def sentence(score: Score | None, first: str, letter: str, level: float, alone: bool) -> str:
@@ -194,8 +168,11 @@ def sentence(score: Score | None, first: str, letter: str, level: float, alone: 
     `alone`: the recipes differ in their seed at most.
     """
     said = f"{headline(score, first, letter)}{evidence(score, level)}"
-    more = caveat(score, alone)
-    return f"{said}. {more}" if more else said
+    if score is None or score.verdict not in ("better", "worse") or score.seeds is not None:
+        return said
+    if alone:
+        return f"{said}. The recipes are the same: another seed, or training again, can change the metric as much"
+    return f"{said}. Variation between seeds is not included; measure it with: trainkit repeat RECIPE --seeds 5"
 
 
 def headline(score: Score | None, first: str, letter: str) -> str:
@@ -226,15 +203,6 @@ def method(score: Score) -> str:
     return f"paired bootstrap, n = {score.draws:,} over {score.units}"
 
 
-def caveat(score: Score | None, alone: bool) -> str:
-    """State that an interval over samples does not cover other seeds; empty where it does, or nothing is decided."""
-    if score is None or score.verdict not in ("better", "worse") or score.seeds is not None:
-        return ""
-    if alone:
-        return "The recipes are the same: another seed, or training again, can change the metric as much"
-    return "Variation between seeds is not included; measure it with: trainkit repeat RECIPE --seeds 5"
-
-
 def about(side: Side) -> str:
     """Return a side's name, status, last step, and its repeats or folds."""
     several = f", {len(side.runs)} repeats" if len(side.runs) > 1 else f", {len(side.folds)} folds" * bool(side.folds)
@@ -242,34 +210,15 @@ def about(side: Side) -> str:
     return f"{side.name}  {info.status.lower()}, step {info.last_step}{several}"
 
 
-def value(given: Any) -> str:
-    """Return a value of a recipe, or of the environment, as a word."""
-    if isinstance(given, diff.Absent):
-        return "(none)"
-    return yaml_reader.cut(given if isinstance(given, str) else yaml_reader.flow(given))
-
-
 def by_evaluation(scores: Sequence[Score]) -> Iterator[tuple[str, list[Score]]]:
     """Yield the scores of each evaluation, the primary one first; none twice where final and best are the same."""
-    names = dict.fromkeys(score.evaluation for score in scores)
-    first = {score.evaluation for score in scores if score.primary}
-    again = _again(scores)
-    for name in sorted(names, key=lambda name: name not in first):
-        if name not in again:
-            yield name, [score for score in scores if score.evaluation == name]
-
-
-def _again(scores: Sequence[Score]) -> list[str]:
-    """List evaluations whose final scores are the best ones, on both sides."""
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    found: dict[str, list[Score]] = {}
     for score in scores:
-        found.setdefault(score.evaluation, {})[score.metric] = score.values
-    return [name for name, own in found.items() if own == found.get(f"best/{name}")]
-
-
-def at_their_best(scores: Sequence[Score]) -> list[str]:
-    """Return a line for each evaluation that is left out for that."""
-    return [f"{name}: the final evaluation is the best one in both" for name in _again(scores)]
+        found.setdefault(score.evaluation, []).append(score)
+    values = {name: {score.metric: score.values for score in own} for name, own in found.items()}
+    for name in sorted(found, key=lambda name: not any(score.primary for score in found[name])):
+        if values[name] != values.get(f"best/{name}"):
+            yield name, found[name]
 
 
 def whys(scores: Sequence[Score]) -> list[str]:
@@ -286,20 +235,20 @@ def verdict(score: Score) -> str:
     return VERDICTS.get(score.verdict, score.verdict)
 
 
-def _signed(number: float, values: Sequence[float], sign: str = "+") -> str:
-    """Format a difference with as many digits as `terminal.numbers` gives such values."""
-    largest = max((abs(one) for one in values if math.isfinite(one)), default=0.0)
-    return f"{number:{sign}.{4 if largest < 10 else 2 if largest < 1000 else 0}f}"
-
-
 def gap(score: Score) -> str:
     """Return the difference with its sign."""
-    return "-" if score.difference is None else _signed(score.difference, score.values)
+    return "-" if score.difference is None else f"{score.difference:+.{_places(score.values)}f}"
 
 
 def ends(low: float, high: float, values: Sequence[float]) -> str:
     """Return the ends of an interval."""
-    return f"{_signed(low, values, '-')} to {_signed(high, values, '-')}"
+    return f"{low:.{_places(values)}f} to {high:.{_places(values)}f}"
+
+
+def _places(values: Sequence[float]) -> int:
+    """Return how many places a difference has: as many as `terminal.numbers` gives such values."""
+    largest = max((abs(one) for one in values if math.isfinite(one)), default=0.0)
+    return 4 if largest < 10 else 2 if largest < 1000 else 0
 
 
 def span(score: Score) -> str:
@@ -321,22 +270,8 @@ def reach(score: Score) -> tuple[float, float, float] | None:
     return score.low, score.difference, score.high
 
 
-def by_scale(scores: Sequence[Score]) -> dict[str, list[Score]]:
-    """Group scores that have an interval by the scale that they share: fractions, millimetres."""
-    found: dict[str, list[Score]] = {}
-    for score in scores:
-        if reach(score):
-            found.setdefault(metric_table.scale(score.metric), []).append(score)
-    return found
-
-
-def farthest(scores: Sequence[Score]) -> float:
-    """Return how far from 0 the intervals of scores reach."""
-    return max((abs(end) for score in scores for end in reach(score) or ()), default=0.0)
-
-
 def speeds(found: Comparison) -> list[list[str]]:
-    """Return rates, times and costs of all sides as rows of a table; of two sides with the ratio, but for shares.
+    """Return rates, times and costs of all sides as rows of a table; of two sides with the ratio.
 
     Shares below half a percent everywhere are left out.
     """
@@ -344,16 +279,9 @@ def speeds(found: Comparison) -> list[list[str]]:
     two = len(called) == 2
     rows = [["speed and cost", *called, *["B / A"] * two]]
     for speed in found.speed:
-        share = speed.name.endswith("_share")
-        if share and all(one is None or one < 0.005 for one in speed.values):
+        known = [math.nan if one is None else one for one in speed.values]
+        if speed.name.endswith("_share") and not any(one >= 0.005 for one in known):
             continue
-        if share:
-            words = ["-" if one is None else f"{100 * one:.0f} %" for one in speed.values]
-        else:
-            words = numbers([math.nan if one is None else one for one in speed.values])
-        rows.append([speed.name, *words, *[_ratio(*speed.values[:2]) if not share else ""] * two])
+        ratio = f"{known[1] / known[0]:.2f}" if known[0] and not any(map(math.isnan, known[:2])) else "-"
+        rows.append([speed.name, *numbers(known), *[ratio] * two])
     return rows
-
-
-def _ratio(before: float | None, after: float | None) -> str:
-    return f"{after / before:.2f}" if before and after is not None else "-"

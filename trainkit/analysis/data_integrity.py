@@ -45,9 +45,7 @@ FOLDER = "integrity"
 """Folder of the store for reports and thumbnails."""
 ARTIFACT = "tables/integrity.json"
 FIGURE = "figures/look_alikes.png"
-UNEVEN = 100
-"""Ratio of the largest class to the smallest from which the imbalance is reported."""
-_VERSION = 1
+_VERSION = 2
 _EXAMPLES = 20
 _TILE = 128
 
@@ -63,8 +61,8 @@ class Finding:
     where: str
     """Recipe key of the set."""
     check: str
-    """`subjects`, `copies`, `look-alikes`: also in data.train; `scored twice`: also in another evaluation set;
-    `classes`, `unlabelled`; `two classes`, also `by look`: equal images with two labels; `damaged`."""
+    """`subjects`, `copies`, `look-alikes`: also in data.train; `unlabelled`; `two classes`: equal samples with two
+    labels; `damaged`."""
     verdict: Verdict
     count: int
     """Number of samples found."""
@@ -248,15 +246,14 @@ def pictures(report: Report, data: Dataset) -> Figure | None:
     tiles, captions = [], []
     for one in report.findings:
         mine = sets[one.where]
-        other = sets["data.train"] if one.check == "look-alikes" else mine
         for places, words in zip(one.places, one.examples, strict=False):
             try:
-                both = [_picture(some, k) for some, k in zip((mine, other), places, strict=True)]
+                both = [_picture(some, k) for some, k in zip((mine, sets["data.train"]), places, strict=True)]
             except UserError:
                 return None
             size = (_TILE, round(_TILE * both[0].shape[0] / both[0].shape[1]))
             tiles.append(np.concatenate([np.asarray(Image.fromarray(some).resize(size)) for some in both], 1))
-            pair, _, how = words.rpartition(" (") if other is not mine else (words, "", "two classes")
+            pair, _, how = words.rpartition(" (")
             head = f"{one.where.removeprefix('data.evaluate.')}: {how.removesuffix(')')}"
             captions.append(head + "\n" + pair.replace(" = ", "\n"))
     if not tiles:
@@ -281,7 +278,7 @@ def _key(name: str) -> str:
 
 
 def _mark(sets: Mapping[str, tuple[str, Held]], whole: bool) -> str:
-    settings = [_VERSION, leakage.VERSION, leakage.ALIKE, leakage.PLAIN, UNEVEN, whole]
+    settings = [_VERSION, leakage.VERSION, leakage.ALIKE, leakage.PLAIN, whole]
     settings += [] if whole else [leakage.PICTURES, leakage.BYTES, leakage.PAIRS]
     # A digest does not cover which subjects are known.
     content = [[name, digest, len(one.subjects)] for name, (digest, one) in sets.items()]
@@ -309,15 +306,13 @@ def _examined(
         if one.packed is not None and one.packed.digest not in looks:
             looks[one.packed.digest] = leakage.thumbnails(one.packed, cache, whole)
     seen = {name: _Seen.of(one, looks) for name, (_, one) in sets.items()}
-    train, findings, before = sets["train"][1], [], {}
-    for name, (digest, one) in sets.items():
+    train, findings = sets["train"][1], []
+    for name, (_, one) in sets.items():
         where = _key(name)
         if name != "train":
             findings += _shared(where, train, one)
             findings.append(_look_alikes(where, train, one, seen["train"], seen[name], whole))
-            findings += _scored_twice(where, one, {key: two for key, (other, two) in before.items() if other != digest})
-            before[where] = digest, one
-        findings += [*_classes(where, one), *_two_classes(where, one, seen[name], whole)]
+        findings += _labels(where, one)
         if one.packed is not None and (damaged := looks[one.packed.digest].damaged):
             of = len(damaged) + len(seen[name].places)
             findings.append(
@@ -357,16 +352,6 @@ def _shared(where: str, train: Held, one: Held) -> Iterator[Finding]:
             yield Finding(where, check, "ok", 0, many, f"none of its {many} {what} is in data.train")
 
 
-def _scored_twice(where: str, one: Held, others: Mapping[str, Held]) -> Iterator[Finding]:
-    """Find samples that are also in an earlier evaluation set, by name and by content."""
-    shared = [some for whose, other in others.items() for some in leakage.leaks(other, one, whose)]
-    said, examples = "; ".join(some.said for some in shared), [word for some in shared for word in some.examples]
-    if others:
-        said = said or f"shares nothing with {few(others)}"
-        count = sum(some.count for some in shared)
-        yield Finding(where, "scored twice", "odd" if shared else "ok", count, len(one), said, examples[:_EXAMPLES])
-
-
 def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen, whole: bool) -> Finding:
     """Find images that look like one in data.train; equal content is a finding of its own."""
     if not (len(seen.places) and len(trained.places)):
@@ -392,48 +377,17 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
     return Finding(where, "look-alikes", "leak", len(pairs), twins.compared, said, examples, places)
 
 
-def _classes(where: str, one: Held) -> Iterator[Finding]:
-    """Report the number of classes, their balance, and samples without a class."""
-    if one.counts is None or not len(one.counts):
-        return
-    counts, pictures = np.asarray(one.counts), one.unit == "images"
-    empty, filled = np.flatnonzero(counts == 0), counts[counts > 0]
-    said, uneven = f"{len(counts)} classes", False
-    if len(filled):
-        least, middle, most = (_number(value) for value in (filled.min(), np.median(filled), filled.max()))
-        said += f" with {least} to {most} {one.unit} each, median {middle}"
-        uneven = pictures and filled.max() >= UNEVEN * filled.min()
-    if uneven:
-        fewest = int(np.where(counts > 0, counts, np.inf).argmin())
-        said += f"; smallest: {one.classes[fewest]}, largest: {one.classes[int(counts.argmax())]}"
-    if len(empty):
-        said += f"; {len(empty)} empty: {few(one.classes[k] for k in empty.tolist())}"
-    yield Finding(where, "classes", "odd" if uneven or len(empty) else "ok", len(empty), len(counts), said)
-    # Pixels, voxels and gallery people may have no class; training images may not.
-    total = float(counts.sum()) + one.unlabelled
-    wrong = pictures and one.unlabelled and where == _key("train")
-    said = f"{_number(one.unlabelled)} of {_number(total)} {one.unit} have no class"
-    yield Finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
-
-
-def _two_classes(where: str, one: Held, seen: _Seen, whole: bool) -> Iterator[Finding]:
-    """Find equal images, and look-alikes, that are labelled with two classes."""
-    if one.label is None:
-        return
-    label = one.label[seen.places]
-    twins = leakage.look_alikes(seen.cells, seen.cells, (label, label), whole=whole)
-    alike = np.stack([seen.places[twins.here], seen.places[twins.there]], 1)
-    alike = alike[~leakage.equal(one.prints[alike[:, 0]], one.prints[alike[:, 1]])]
-    alike = np.unique(np.sort(alike, 1), axis=0)  # each pair is found twice
-    same = leakage.label_conflicts(one.prints, one.label)
-    for check, pairs, of in (("two classes", same, len(one)), ("two classes, by look", alike, twins.compared)):
+def _labels(where: str, one: Held) -> Iterator[Finding]:
+    """Find samples without a class, and equal samples that are labelled with two classes."""
+    if one.counts is not None and len(one.counts):
+        total = float(np.sum(one.counts)) + one.unlabelled
+        # Pixels, voxels and gallery people may have no class; training images may not.
+        wrong = one.unit == "images" and one.unlabelled and where == _key("train")
+        said = f"{one.unlabelled:.0f} of {total:.0f} {one.unit} have no class"
+        yield Finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
+    if one.label is not None:
+        pairs = leakage.label_conflicts(one.prints, one.label)
         words = leakage.sample_names(one, one, pairs)
-        listed = f": {few(words)}" if words else ""
-        said = f"{number_of(len(pairs), 'pairs')} of {one.noun} that {'are' if pairs is same else 'look'} the same "
-        said += f"with two different classes{listed}"
-        places = pairs[:_EXAMPLES].tolist() if pairs is alike else []
-        yield Finding(where, check, "odd" if words else "ok", len(pairs), of, said, words[:_EXAMPLES], places)
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if float(value).is_integer() or value >= 1000 else f"{value:.3g}"
+        said = f"{number_of(len(pairs), 'pairs')} of {one.noun} that are the same with two different classes"
+        said += f": {few(words)}" if words else ""
+        yield Finding(where, "two classes", "odd" if words else "ok", len(pairs), len(one), said, words[:_EXAMPLES])

@@ -8,20 +8,19 @@ of the model version if there is one: a refused run is not registered.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from trainkit.config import diff, metric_rules, metric_table, stored_recipes
+from trainkit.config import diff, metric_rules
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.tracking import journal, run_folder
+from trainkit.tracking import journal
 from trainkit.tracking.markdown import plain
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
@@ -90,24 +89,17 @@ class _Candidate:
     """`best` or `last`, the name of its LoggedModel."""
     step: int
     model_id: str
-    history: journal.History
+    value: float
+    """The metric of the weights that are to be promoted."""
     lower: bool = False
     """True where lower values of the metric are better."""
+    chance: float | None = None
+    """What guessing reaches in 999 of 1,000 cases; None where that is unknown."""
 
     @property
     def score(self) -> str:
         """Evaluation and name of the primary metric of these weights in a comparison."""
         return f"best/{self.metric}" if self.weights == "best" else self.metric
-
-    def value(self, name: str) -> float | None:
-        """Return a metric of the weights that are to be promoted."""
-        return next((p.value for p in self.history.metrics.get(name, []) if p.step == self.step), None)
-
-    @property
-    def rank(self) -> float:
-        """Its primary metric, turned so that higher is better; NaN is worst."""
-        value = self.value(self.metric)
-        return -math.inf if value is None or math.isnan(value) else -value if self.lower else value
 
 
 def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
@@ -127,50 +119,38 @@ def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
 def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
     """Move the alias to a run if it is significantly better than the run that has it, and record the decision.
 
-    For a parent run of several seeds, the weights of the best seed are registered: the check is whether the seeds
-    together are better than those of the run that has the alias, or than that run.
-
     Raises UserError where no decision is possible: a run that did not finish or has no models, a metric that it lacks,
     an alias on a model of no run in this store, a store that does not answer.
     """
-    seeds = _seeds(store, run)
-    candidates = [_candidate(store, one, asked) for one in seeds or [run]]
-    candidate = max(candidates, key=lambda one: one.rank)
-    name = asked.name or candidate.folder.info().recipe
+    candidate = _candidate(store, run, asked)
+    name = asked.name or run.info().recipe
     client = store.client()
     with store.asking():
         held = _holder(client, name, asked.alias)
         about: dict[str, Any] = {"run": run.name, "model": name, "alias": asked.alias}
         about["weights"] = f"{candidate.weights} of step {candidate.step}"
-        if seeds:
-            about["weights"] += f" of {candidate.folder.name}, the best of {len(seeds)} seeds"
         if held is not None and held.run_id == candidate.run_id:
             return Decision(**about, version=str(held.version))
         evidence: dict[str, Any] = {"metric": candidate.metric, "model_id": candidate.model_id}
-        checks: list[Check]
-        if other := _other_splits(candidates):
-            checks = [other]
-        elif held is None:
-            checks = [_above_chance_level(min(candidates, key=lambda one: one.rank))]
+        if held is None:
+            checks = [_above_chance_level(candidate)]
         else:
             holder = _run_of(store, held, asked.alias)
             about["held"] = f"version {held.version}, of run {holder.name}"
-            checks, found = _against(store, holder, run, candidate)
+            checks, found = _against(store, holder, candidate)
             evidence |= {"holder": {"run": holder.name, "version": str(held.version)}, **found}
         decision = Decision(**about, checks=tuple(checks))
         if not decision.refused:
-            version = _registered(client, candidate, name, run)
-            decision = Decision(**about, checks=tuple(checks), version=version)
-        run_id = _run_id(run)
-        path = _write_down(client, run_id, decision, evidence)
+            decision = replace(decision, version=_registered(client, candidate, name))
+        path = _write_down(client, candidate.run_id, decision, evidence)
         if not decision.refused:
             now = _holder(client, name, asked.alias)
             if (now and str(now.version)) != (held and str(held.version)):
                 raise UserError(f"{name}@{asked.alias}", "moved during the decision", remedy="run the command again")
             # Last: an alias never points to a version whose evidence is missing.
             client.set_registered_model_alias(name, asked.alias, decision.version)
-        client.set_tag(run_id, "trainkit.promotion", decision.headline)
-        client.set_tag(run_id, "trainkit.promotion.evidence", path)
+        client.set_tag(candidate.run_id, "trainkit.promotion", decision.headline)
+        client.set_tag(candidate.run_id, "trainkit.promotion.evidence", path)
     return decision
 
 
@@ -189,30 +169,10 @@ def at_end(store: Store, run: RunFolder, asked: Promote) -> str:
 # ---- The run, and the holder of the alias ----------------------------------------------------------------------------
 
 
-def _finished(run: RunFolder) -> None:
-    info = run.info()
-    if info.status != "FINISHED":
-        raise UserError(f"run {run.name}", f"is {info.status}", "a finished run", "continue it with --resume")
-
-
-def _run_id(run: RunFolder) -> str:
-    if (run_id := run.info().run_id) is None:
-        raise UserError(f"run {run.name}", "is not in MLflow", remedy=f"trainkit sync {run.name}")
-    return run_id
-
-
-def _seeds(store: Store, run: RunFolder) -> list[RunFolder]:
-    """Return the child runs of a run that repeats a recipe with several seeds; none of another run."""
-    titles = run_folder.members(run)
-    if not titles or not all(title.startswith("seed ") for title in titles):
-        return []
-    _finished(run)
-    return [store.find(name) for name in titles.values()]
-
-
 def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
-    _finished(run)
-    where = f"run {run.name}"
+    where, info = f"run {run.name}", run.info()
+    if info.status != "FINISHED":
+        raise UserError(where, f"is {info.status}", "a finished run", "continue it with --resume")
     recipe = diff.read(run.recipe)
     best = (recipe.get("best") or {}).get("metric")
     metric = asked.metric or best
@@ -220,29 +180,29 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
         raise UserError(where, "its recipe has no best.metric", remedy="name a metric with --metric")
     history = journal.read(run.journal)
     if metric not in history.metrics:
-        sets = tuple(f"{name}/" for name in recipe.get("evaluations") or {})
-        known = [name for name in history.metrics if name.startswith(sets)] if sets else []
-        near = difflib.get_close_matches(metric, known, n=3, cutoff=0.4) or known[:3]
-        raise UserError(where, f"has no metric {metric!r}", remedy=f"similar names: {', '.join(near)}" if near else "")
-    lower = metric_rules.lower_is_better(metric, recipe, run.info().directions)
+        raise UserError(where, f"has no metric {metric!r}", remedy=f"trainkit show {run.name} lists them")
+    lower = metric_rules.lower_is_better(metric, recipe, info.directions)
     if lower is None:
         raise UserError(
             where,
             f"has {metric}, but nothing says whether higher or lower values of it are better",
             remedy="name a metric of docs/reference/metrics.md, or one that the task declares in `directions`",
         )
-    if run.info().unsent or left(run)[1]:  # its models may be among it
+    if info.unsent or left(run)[1]:  # its models may be among it
         send_rest(run, store)
     weights, step, model_id = _model(run)
-    candidate = _Candidate(run, _run_id(run), metric, weights, step, model_id, history, lower)
+    if (run_id := run.info().run_id) is None:
+        raise UserError(where, "is not in MLflow", remedy=f"trainkit sync {run.name}")
     chosen = _title(best or "") if weights == "best" else metric.partition("/")[0]
     if _title(metric) != chosen:
-        raise UserError(
-            where, f"{metric} is not a metric of the weights that would be promoted", f"a metric {chosen}/..."
-        )
-    if candidate.value(metric) is None:
+        found = f"{metric} is not a metric of the weights that would be promoted"
+        raise UserError(where, found, f"a metric {chosen}/...")
+    value = next((point.value for point in history.metrics[metric] if point.step == step), None)
+    if value is None:
         raise UserError(where, f"{metric} was not measured at step {step}, whose weights would be promoted")
-    return candidate
+    bounds = [event.data[metric] for event in history.events if event.name == "chance" and metric in event.data]
+    chance = float(bounds[-1]) if bounds else None
+    return _Candidate(run, run_id, metric, weights, step, model_id, value, lower, chance)
 
 
 def _model(run: RunFolder) -> tuple[str, int, str]:
@@ -258,9 +218,8 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
         steps = [int(key.removeprefix(f"{name}@")) for key in made if key.startswith(f"{name}@")]
         if steps:
             return name, max(steps), made[f"{name}@{max(steps)}"]
-    raise UserError(
-        f"run {run.name}", "has no model", remedy="of a run with folds or a sweep, promote one of its child runs"
-    )
+    remedy = "of a run with folds, seeds or a sweep, promote one of its child runs"
+    raise UserError(f"run {run.name}", "has no model", remedy=remedy)
 
 
 def _holder(client: Any, name: str, alias: str) -> Any:
@@ -277,10 +236,9 @@ def _holder(client: Any, name: str, alias: str) -> Any:
 
 
 def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
-    """Return the run of a model version, or the parent of its seeds; its folder must be here to be compared."""
-    for word in filter(None, (held.tags.get("trainkit.above"), held.run_id)):
-        with contextlib.suppress(UserError):
-            return store.find(word)
+    """Return the run of a model version; its folder must be here to be compared."""
+    with contextlib.suppress(UserError):
+        return store.find(held.run_id or "")
     found = f"version {held.version} has no run in {store.home / 'runs'}, so no comparison is possible"
     remedy = "promote where the folder of its run is, or remove the alias on the MLflow page"
     raise UserError(f"{held.name}@{alias}", found, remedy=remedy)
@@ -289,49 +247,20 @@ def _run_of(store: Store, held: Any, alias: str) -> RunFolder:
 # ---- Checks ----------------------------------------------------------------------------------------------------------
 
 
-def _other_splits(candidates: Sequence[_Candidate]) -> Check | None:
-    """Return the failed check of seeds that hold out different data, of which none is the best; None for others."""
-    drawn = sorted({stored_recipes.split_seed(diff.read(one.folder.recipe)) or 0 for one in candidates})
-    if len(drawn) < 2:
-        return None
-    why = f"the seeds are not comparable: each holds out other data, by data.split_seed {', '.join(map(str, drawn))}"
-    return Check("data", False, f"{why}; promote one of them, or repeat the recipe with one split")
-
-
 def _above_chance_level(candidate: _Candidate) -> Check:
-    """Check that the metrics of the weights are above the chance level, where that is known.
-
-    Where it is unknown for the primary metric, such as an accuracy with a threshold, the others of its evaluation are
-    checked, such as an AUC.
-    """
-    metric, value = candidate.metric, candidate.value(candidate.metric)
-    if value is None or not math.isfinite(value):
+    """Check that the metric of the weights is better than guessing, where that is known."""
+    metric, value, chance = candidate.metric, candidate.value, candidate.chance
+    if not math.isfinite(value):
         return Check("chance", False, f"{metric} is {value}, not a finite number")
-    kept = [event.data for event in candidate.history.events if event.name == "chance"]
-    bounds = {name: float(bound) for each in kept for name, bound in each.items()}
-    names = [metric] if metric in bounds else [name for name in bounds if _title(name) == _title(metric)]
-    if not names:
-        return Check(
-            "chance",
-            None,
-            f"{metric} {value:.4f}; its chance level is unknown, and no champion exists to compare with",
-        )
-    scores = {name: candidate.value(name) for name in names}
-    lower = {name: candidate.lower if name == metric else metric_table.is_lower(name) for name in names}
-    above = {
-        name: score is not None and (score < bounds[name] if lower[name] else score > bounds[name])
-        for name, score in scores.items()
-    }
-    said = [
-        f"{name} {_said(score)}, {'lower' if lower[name] else 'upper'} bound of chance level {bounds[name]:.4f}"
-        for name, score in scores.items()
-    ]
-    return Check("chance", all(above.values()), "; ".join(said) + " (99.9 %)")
+    if chance is None:
+        why = "its chance level is unknown, and no champion exists to compare with"
+        return Check("chance", None, f"{metric} {value:.4f}; {why}")
+    bound = "lower" if candidate.lower else "upper"
+    why = f"{metric} {value:.4f}, {bound} bound of chance level {chance:.4f} (99.9 %)"
+    return Check("chance", value < chance if candidate.lower else value > chance, why)
 
 
-def _against(
-    store: Store, holder: RunFolder, run: RunFolder, candidate: _Candidate
-) -> tuple[list[Check], dict[str, Any]]:
+def _against(store: Store, holder: RunFolder, candidate: _Candidate) -> tuple[list[Check], dict[str, Any]]:
     """Check a run against the one that has the alias; return the checks and their numbers."""
     from trainkit.analysis.compare import compare
     from trainkit.analysis.compare_report import method, percent, verdict
@@ -340,44 +269,31 @@ def _against(
     if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):
         which = f"those with the best {theirs}" if theirs else "its last"
         return [Check("score", False, f"the alias is on other weights of run {holder.name}: {which}")], {}
-    found = compare(store, [holder, run])
+    found = compare(store, [holder, candidate.folder])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
     score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == candidate.score), None)
     if score is None:
         return [Check("score", False, f"run {holder.name} has no {candidate.score} to compare with")], evidence
-    ends = {"difference": score.difference, "low": score.low, "high": score.high}
-    evidence["score"] = {
-        "values": [float(value) for value in score.values],
-        **{key: None if value is None else float(value) for key, value in ends.items()},
-        "draws": score.draws,
-        "units": str(score.units),
-        "verdict": score.verdict,
-    }
+    evidence["score"] = {key: getattr(score, key) for key in ("values", "difference", "low", "high", "draws", "units")}
+    evidence["score"]["verdict"] = score.verdict
     evaluation = candidate.metric.partition("/")[0]
     evidence["digests"] = [side.digest(evaluation) for side in found.sides]
-    same = found.same_data.get(evaluation, False) and score.verdict != "not comparable"
-    data = Check(
-        "data", same, f"{evaluation}: same data in both" if same else f"{evaluation}: not comparable: {score.why}"
-    )
-    if not same:
-        return [data], evidence
-    one, other = (_said(value) for value in score.values)
-    said = f"{candidate.metric} {one} -> {other}, {score.difference:+.4f}"
+    if not found.same_data.get(evaluation, False) or score.verdict == "not comparable":
+        return [Check("data", False, f"{evaluation}: not comparable: {score.why}")], evidence
+    one, other = score.values
+    said = f"{candidate.metric} {one:.4f} -> {other:.4f}, {score.difference:+.4f}"
     if score.low is not None and score.high is not None:
         said += f" ({percent(found.level)} CI {score.low:+.4f} to {score.high:+.4f}; {method(score)})"
     why = f" ({score.why})" if score.why else ""
     better = Check("score", score.verdict == "better", f"{said}: {verdict(score)}{why}")
-    return [data, better], evidence
+    return [Check("data", True, f"{evaluation}: same data in both"), better], evidence
 
 
 # ---- Registry and artifacts ------------------------------------------------------------------------------------------
 
 
-def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -> str:
-    """Return the model version of the candidate's weights, and create it if it does not exist.
-
-    `run` is the run to promote: the candidate's, or its parent run, whose name the version then has as a tag.
-    """
+def _registered(client: Any, candidate: _Candidate, name: str) -> str:
+    """Return the model version of the candidate's weights, and create it if it does not exist."""
     from mlflow.exceptions import MlflowException
 
     model = client.get_logged_model(candidate.model_id)
@@ -399,9 +315,8 @@ def _registered(client: Any, candidate: _Candidate, name: str, run: RunFolder) -
         tags={
             "trainkit.model": candidate.model_id,
             "trainkit.run": candidate.folder.name,
-            **({"trainkit.above": run.name} if run != candidate.folder else {}),
             "trainkit.weights": f"{candidate.weights}@{candidate.step}",
-            f"trainkit.score.{candidate.metric}": repr(candidate.value(candidate.metric)),
+            f"trainkit.score.{candidate.metric}": repr(candidate.value),
         },
     )
     known = json.loads(model.tags.get("mlflow.modelVersions", "[]"))
@@ -420,9 +335,8 @@ def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[
     text = {
         "decision": "refused" if decision.refused else "promoted",
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
-        **{key: value for key, value in asdict(decision).items() if key != "checks"},
+        **asdict(decision),
         **evidence,
-        "checks": [asdict(check) for check in decision.checks],
     }
     client.log_dict(run_id, text, path)
     if decision.version:
@@ -436,7 +350,3 @@ def _write_down(client: Any, run_id: str, decision: Decision, evidence: Mapping[
 def _title(metric: str) -> str:
     """Return the part before the metric: an evaluation, or that of EMA weights (`val/ema`)."""
     return metric.rpartition("/")[0]
-
-
-def _said(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"

@@ -16,6 +16,7 @@ from trainkit.tracking import journal
 if TYPE_CHECKING:
     from trainkit.analysis.baselines import Comparison
     from trainkit.tracking.run_folder import RunFolder
+    from trainkit.training.outcome import Outcome
 
 _OTHERS = ("best", "final", "eval", "baseline", TIME_TO.strip("/"))
 """First words of metrics in which no network comes before the evaluation."""
@@ -37,8 +38,8 @@ _COST = {"core_hours": "core hours", "gpu_hours": "GPU hours"}
 _STATUS = {"FINISHED": "Finished", "RUNNING": "Running", "FAILED": "Failed", "KILLED": "Killed"}
 
 
-def of_folder(folder: RunFolder) -> terminal.Page:
-    """Return the same for a run that was saved, as far as it is recorded.
+def of_folder(folder: RunFolder, outcome: Outcome | None = None, beside: Comparison | None = None) -> terminal.Page:
+    """Return how a run ended: with the outcome of its training and its trivial baselines, else as far as is recorded.
 
     Raises UserError, OSError, ValueError, TypeError or AttributeError for files that are damaged or of another kind.
     """
@@ -48,10 +49,12 @@ def of_folder(folder: RunFolder) -> terminal.Page:
     metric = str((recipe.get("best") or {}).get("metric") or "")
     points = journal.at_best(history.metrics).get(f"best/{metric}", [])
     best = (metric, points[-1].value, points[-1].step) if points else None
-    speed = _last(history, "final/")
-    took = speed.get("time/wall_s") if info.status == "FINISHED" else None
-    parts: list[terminal.Part] = [ended(info.status, info.last_step, took, best), ""]
-    parts += tables(folder.name, list(recipe.get("evaluations") or {}), metric, history, None)
+    status, step, speed = info.status, info.last_step, _last(history, "final/")
+    if outcome is not None:
+        status, step, speed = "FINISHED" if outcome.status == "FINISHED" else "", outcome.step, outcome.speed
+    took = speed.get("time/wall_s") if status == "FINISHED" or outcome is not None else None
+    parts: list[terminal.Part] = [ended(status, step, took, best), ""]
+    parts += tables(folder.name, list(recipe.get("evaluations") or {}), metric, history, beside)
     if "speed/samples_per_s" not in speed and (logged := history.metrics.get("speed/samples_per_s")):
         parts.append(fact("Throughput", f"{logged[-1].value:.1f} samples/s at step {logged[-1].step}"))
     parts += facts(speed, history)

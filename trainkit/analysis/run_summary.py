@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ def write(
     outcome: Outcome,
     hurried: bool = False,
     beside: Comparison | None = None,
-    digests: Mapping[str, str] | None = None,
 ) -> None:
     """Draw the figures of a run, keep the rows of its last evaluations, and log its models.
 
@@ -62,7 +60,7 @@ def write(
     with contextlib.suppress(OSError):  # the table is then of what the disk has taken
         tracker.commit()
     tracker.table("tables/metrics.csv", _last_values(journal.read(journal_file)))
-    run_report.write(run, outcome, beside, digests or {})
+    run_report.write(run, outcome, beside, page(run, outcome, beside))
 
 
 def _last_values(history: journal.History) -> dict[str, list[Any]]:
@@ -84,13 +82,7 @@ def page(run: RunLogger, outcome: Outcome, beside: Comparison | None = None) -> 
 
     `beside`: scores of the trivial baselines.
     """
-    history, folder = journal.read(run.require_folder().journal), run.require_folder()
-    metric = run.recipe.best.metric if run.recipe.best else ""
-    best = (metric, outcome.best[0]["value"], outcome.best[0]["step"]) if metric and outcome.best else None
-    status = "FINISHED" if outcome.status == "FINISHED" else ""
-    parts: list[terminal.Part] = ["", run_scores.ended(status, outcome.step, outcome.speed["time/wall_s"], best), ""]
-    parts += run_scores.tables(folder.name, list(run.recipe.evaluations), metric, history, beside)
-    parts += run_scores.facts(outcome.speed, history)
+    parts: list[terminal.Part] = ["", *run_scores.of_folder(run.require_folder(), outcome, beside)]
     if beside is not None and beside.warning:
         parts += ["", terminal.Styled(f"Warning: {beside.warning}", "yellow")]
     parts += ["", *_verdict(outcome.verdict)] if outcome.verdict else []

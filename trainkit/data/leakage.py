@@ -318,27 +318,19 @@ class LookAlikes:
     """How many of them were too plain for it."""
 
 
-def look_alikes(
-    here: np.ndarray,
-    there: np.ndarray,
-    label: tuple[np.ndarray, np.ndarray] | None = None,
-    mirrored: bool = False,
-    whole: bool = False,
-) -> LookAlikes:
+def look_alikes(here: np.ndarray, there: np.ndarray, mirrored: bool = False, whole: bool = False) -> LookAlikes:
     """Find images, given as cells (n, 16, 16), that look like one of `there`, (m, 16, 16), or like one when mirrored.
 
-    With a `label` for each of both only pairs of different ones count: images of one look under two classes. `whole`:
-    all pairs are compared, however many there are.
+    `whole`: all pairs are compared, however many there are.
     """
     one, other = _worth(here), _worth(there)
     plain = len(here) - len(one)
     if not whole:
         one = one[:: -(-len(one) * len(other) // PAIRS) or 1]
-    labels = None if label is None else (label[0][one], label[1][other])
     alike, twin, flipped = np.full(len(one), -1, np.float32), np.zeros(len(one), np.int64), np.zeros(len(one), bool)
     for flip in (False, True)[: 1 + mirrored]:
         ours = here[one][:, :, ::-1] if flip else here[one]
-        product, place = _nearest(edges(ours), edges(there[other]), labels)
+        product, place = _nearest(edges(ours), edges(there[other]))
         near = np.flatnonzero(product >= ALIKE)
         both = np.minimum(product[near], _correlation(ours[near], there[other[place[near]]]))
         more = both > alike[near]
@@ -357,18 +349,14 @@ def _worth(cells: np.ndarray) -> np.ndarray:
     return np.flatnonzero(variance >= PLAIN**2)
 
 
-def _nearest(
-    here: np.ndarray, there: np.ndarray, label: tuple[np.ndarray, np.ndarray] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest product of each row with one of `there`, of another label, and the place of that one."""
+def _nearest(here: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest product of each row with one of `there`, and the place of that one."""
     most, place = np.full(len(here), -1, np.float32), np.zeros(len(here), np.int64)
     for first in range(0, len(here), _BLOCK[0]):
         rows = slice(first, first + _BLOCK[0])
         for begin in range(0, len(there), _BLOCK[1]):
             others = slice(begin, begin + _BLOCK[1])
             product = here[rows] @ there[others].T
-            if label is not None:
-                product[label[0][rows, None] == label[1][None, others]] = -1
             best = product.argmax(1)
             value = product[np.arange(len(best)), best]
             more = value > most[rows]

@@ -480,8 +480,7 @@ class Session:
         if beside is not None:
             baselines.log(beside, outcome, logger)
         with contextlib.nullcontext() if status == "KILLED" else self.stop.at_once():
-            digests = {lineage.DATA: run.data.meta.digest, **lineage.digests(run.trainer.evaluator.splits)}
-            run_summary.write(logger, outcome, self.stop.told, beside, digests)
+            run_summary.write(logger, outcome, self.stop.told, beside)
         # Before the end is said: a finished run is used in place of another by its key.
         folder.update(
             data_digest=run.data.meta.digest,
