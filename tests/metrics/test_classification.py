@@ -67,7 +67,7 @@ def test_metrics_of_many_classes_equal_those_of_scikit_learn(seed, classes):
     assert scores.metrics == pytest.approx(expected, abs=1e-9)
     confused = other.confusion_matrix(label, predicted, labels=range(classes))
     assert scores.curves["confusion"]["counts"].tolist() == confused.tolist()
-    assert set(scores.curves) == {"confusion", "reliability"}
+    assert set(scores.curves) == {"confusion"}
 
 
 @pytest.mark.parametrize(("seed", "levels"), [(0, None), (1, 1), (2, 2)])

@@ -60,7 +60,7 @@ def test_roc_draws_each_curve_over_a_logarithmic_rate():
     assert x.tolist() == y.tolist()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["teacher", "student", "chance level"]
     assert all(words(axes))
-    assert title(axes.figure) == "True accept rate at FAR 0.001: teacher 0.300, student 0.000"
+    assert title(axes.figure) == "ROC curve"
 
 
 def test_roc_of_high_curves_shows_the_top_and_hides_no_point():
@@ -106,7 +106,6 @@ def marks(axes):
 def test_roc_of_two_classes_has_even_axes_and_names_the_class_that_is_looked_for():
     (axes,) = figures.roc({"net": ([0, 0.5, 1], [0.9, 1.0, 1.0])}, positive="open").axes
     assert axes.get_xscale() == "linear" and axes.get_xlim() == (0, 1) and axes.get_ylim()[0] == 0
-    assert title(axes.figure) == "ROC AUC: 0.975"
     x, y = drawn(axes)["net"]
     assert x.tolist() == [0, 0.5, 1] and y.tolist() == [0.9, 1, 1]
     assert "open" in axes.get_xlabel() and "open found" in axes.get_ylabel()
@@ -122,43 +121,22 @@ def test_confusion_has_true_rows_predicted_columns_and_shares_of_rows():
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["closed  (10)", "open  (30)"]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["closed", "open"]
     assert axes.get_xlabel() == "predicted class" and axes.get_ylabel().startswith("true class")
-    assert title(figure) == "Accuracy 0.950; most frequent error: closed predicted as open (20 %)"
-    assert about(figure) == "Confusion matrix on val: 38 of 40 correct"
+    assert title(figure) == "Confusion matrix on val" and about(figure) == "38 of 40 correct (95.0 %)"
 
 
-def test_confusion_of_many_classes_names_the_most_frequent_errors():
-    counts = np.diag(np.full(100, 50))
-    counts[3, 7], counts[9, 8], counts[0, 1], counts[2, 1] = 20, 11, 5, 4
-    figure = figures.confusion(counts, [f"class {k}" for k in range(100)])
+def test_confusion_of_many_classes_has_few_names_and_no_numbers():
+    figure = figures.confusion(np.diag(np.full(100, 50)), [f"class {k}" for k in range(100)])
     assert not figure.axes[0].texts
     assert len(figure.axes[0].get_yticks()) == 34
     assert "1 in 3 named" in figure.axes[0].get_ylabel()
-    told = figure.get_supxlabel()
-    assert [told.index(word) for word in ("class 3 → class 7 20", "class 9 → class 8 11", "class 0 → class 1 5")]
-    assert "class 2" not in told
     few = figures.confusion(np.diag(np.arange(25)), [f"class {k}" for k in range(25)])
-    assert few.get_supxlabel() == "" and len(few.axes[0].texts) == 24
+    assert [text.get_text() for text in few.axes[0].texts] == ["100"] * 24
 
 
 def test_a_matrix_that_does_not_fit_its_names_is_a_programming_error():
     for counts, names in ((np.zeros((2, 3)), "ab"), (np.zeros((2, 2)), "abc"), (np.zeros((0, 0)), "")):
         with pytest.raises(ValueError, match="counts"):
             figures.confusion(counts, names)
-
-
-def test_reliability_shows_the_gap_and_says_its_mean():
-    figure = figures.reliability([0.35, np.nan, 0.95], [0.25, np.nan, 0.99], [10, 0, 30], "Diagram on val", bins=10)
-    top, low = figure.axes
-    x, y = drawn(top)["measured"]
-    assert x.tolist() == [0.35, 0.95] and y.tolist() == [0.25, 0.99]
-    assert title(figure) == "No significant over- or underconfidence (ECE 0.055)"
-    assert about(figure).startswith("Diagram on val")
-    assert "perfect calibration" in drawn(top) and top.get_ylabel() == "accuracy"
-    assert [bar.get_height() for bar in low.patches] == [10, 30]
-    assert [bar.get_x() + bar.get_width() / 2 for bar in low.patches] == pytest.approx([0.35, 0.95])
-    assert [text.get_text() for text in low.texts] == ["10", "30"]
-    with pytest.raises(ValueError, match="2 confidences"):
-        figures.reliability([0.1, 0.2], [0.1], [1])
 
 
 def test_a_map_shows_classes_wrong_predictions_and_what_has_no_label():
@@ -171,7 +149,7 @@ def test_a_map_shows_classes_wrong_predictions_and_what_has_no_label():
     assert set(found) == {"no label (1)", "a (1)", "b (2)", "c (1)", "misclassified (1)"}
     assert found["b (2)"].tolist() == points[1:3].tolist()
     assert found["misclassified (1)"].tolist() == [points[2].tolist()]
-    assert words(axes) == ["1 of 4 samples shown are misclassified (25.0 %)", "x", "y"] and about(figure) == "t"
+    assert words(axes) == ["t", "x", "y"] and about(figure) == "1 of 4 samples shown are misclassified"
     with pytest.raises(ValueError, match="points"):
         embeddings.scatter(points[:4], np.zeros(5, int), np.zeros(5, bool), ["a"], "t")
 
@@ -231,8 +209,7 @@ def test_pictures_are_shown_as_they_are_or_stretched():
         lambda: figures.confusion(np.ones((12, 12), int) * 1234, [f"sea anemone {k}" for k in range(12)]),
         lambda: figures.confusion(np.eye(30, dtype=int), [f"a long name of a class {k}" for k in range(30)]),
         lambda: figures.confusion(np.ones((1000, 1000), int), [f"a long name of a class {k}" for k in range(1000)]),
-        lambda: figures.reliability([0.5], [0.5], [1]),
-        lambda: embeddings.scatter(np.zeros((1, 2)), np.zeros(1, int), np.ones(1, bool), ["a"], "t"),
+        lambda: embeddings.scatter(np.zeros((1, 2)), np.zeros(1, int), np.ones(1, bool), ["a"], "PCA of embeddings"),
         lambda: embeddings.scatter(
             np.eye(2).repeat(33, 0), np.arange(66), np.ones(66, bool), ["long name" * 3] * 66, "t"
         ),

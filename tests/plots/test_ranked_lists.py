@@ -127,9 +127,7 @@ def test_frames_say_what_is_right_and_words_what_was_asked():
     assert frames.count(RIGHT) == 1 + right and frames.count(WRONG) == 1 + 10 * len(arrays["list"]) - right
     assert len(sheet.images) == 10 * len(arrays["list"]) + sum("nir" in name for name in arrays["list"])
     words = [text.get_text() for text in figure.texts]
-    first = sum(rank == 1 for rank in arrays["rank"])
-    assert words[0] == f"The first result is right for {first} of the 10 queries shown"
-    assert words[1] == "val.ranked, step 100: the 4 worst and 6 other queries of 72"
+    assert words[:2] == ["val.ranked, step 100", "the 4 worst and 6 other queries of 72"]
     assert {"same identity", "other identity"} <= set(words)
     assert sum(word.startswith("worst: ") for word in words) == 4
     assert sum("nir + text: identity" in word for word in words) == arrays["list"].count("nir_text")

@@ -10,7 +10,7 @@ from PIL import Image
 
 from trainkit.interfaces import IGNORED
 from trainkit.plots import curves, run_figures
-from trainkit.plots.scenes import WRONG, _oklab, palette, panels, scenes
+from trainkit.plots.scenes import WRONG, palette, panels, scenes
 
 GREY, PALE = (128, 128, 128), 255 - round(0.45 * (255 - 128))
 
@@ -61,23 +61,11 @@ def test_colours_differ_and_do_not_depend_on_how_many_there_are():
     assert len(set(many)) == 255 and all(0 <= value <= 255 for colour in many for value in colour)
     assert palette(11) == many[:11] and palette(0) == ()
     assert all(type(value) is int for value in many[0])
-    points = _oklab(np.array([*many[:20], (0, 0, 0), (255, 255, 255)]))
-    apart = np.linalg.norm(points[:, None] - points, axis=2)[np.triu_indices(22, 1)]
-    assert apart.min() > 0.12  # of 1 from black to white
+    # As PASCAL VOC has them.
+    voc = {0: (0, 0, 0), 1: (128, 0, 0), 2: (0, 128, 0), 15: (192, 128, 128), 20: (0, 64, 128)}
+    assert {label: many[label] for label in voc} == voc
     with pytest.raises(ValueError, match="256 classes"):
         palette(256)
-
-
-def test_oklab_is_that_of_its_author():
-    # Values of the primary colours as CSS Color 4 gives them.
-    expected = {
-        (255, 255, 255): (1, 0, 0),
-        (0, 0, 0): (0, 0, 0),
-        (255, 0, 0): (0.62796, 0.22486, 0.12585),
-        (0, 255, 0): (0.86644, -0.23389, 0.17950),
-        (0, 0, 255): (0.45201, -0.03246, -0.31153),
-    }
-    np.testing.assert_allclose(_oklab(np.array(list(expected))), list(expected.values()), atol=2e-5)
 
 
 def arrays(count: int, names=("road", "sky", "car"), colours=COLOURS) -> dict:
@@ -103,8 +91,7 @@ def test_a_picture_is_drawn_of_any_number_of_scenes(count):
     wide, tall = Image.open(out).size
     assert wide == 1200 and tall > 200 * count + 60
     texts = [text.get_text() for text in figure.texts]
-    assert texts[0] == ("mIoU 0.500 in the 2 images shown" if count else "No mIoU for the images shown")
-    assert texts[1] == "val, step 100" and len(figure.axes[0].images) == 4 * count
+    assert texts[0] == "val, step 100" and len(figure.axes[0].images) == 4 * count
     assert ("none" in texts) == (count == 0)
     if count:
         assert {"image", "prediction", "wrong pixels", "truth (chequered: no label)"} <= set(texts)
@@ -162,12 +149,10 @@ def test_confusion_of_millions_of_pixels_is_readable():
     counts = np.diag([1_234_567, 999_600_000, 999_000])
     counts[0, 1] = 70
     texts = {text.get_text() for text in curves.confusion(counts, ["a", "b", "c"]).axes[0].texts}
-    assert {"1.23M\n100.0 %", "1G\n100.0 %", "999,000\n100.0 %", "70\n0.0 %"} == texts
+    assert {"1.235M\n100.0 %", "999.6M\n100.0 %", "999,000\n100.0 %", "70\n0.0 %"} == texts
     many = np.full((15, 15), 10_000)
     many[0] = [960_000, 30_000, 10_000, 100, *[0] * 11]
     figure = curves.confusion(many, [f"class {k}" for k in range(15)])
     texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts[:4] == ["96", "3", "1", ""] and set(texts[4:]) == {"7"}
-    assert figure.axes[1].get_ylabel().endswith("numbers: %")
-    few = curves.confusion(many // 100, [f"class {k}" for k in range(15)])
-    assert few.axes[0].texts[0].get_text() == "9,600" and not few.axes[1].get_ylabel().endswith("%")
+    assert texts[:4] == ["96", "3", "1", "0"] and set(texts[4:]) == {"7"}
+    assert "numbers: %" in figure.axes[1].get_ylabel()

@@ -69,7 +69,7 @@ def test_the_pictures_and_tables_of_a_run_are_where_mlflow_shows_them(whole):
     home = whole.folder.path.parents[1]
     images = {path.name.partition("%")[0].partition("#")[0] for path in home.rglob("images/*.png")}
     assert len(images) >= 1 and any("tsne" in path.name for path in home.rglob("images/*"))
-    assert {"confusion_val.png", "calibration_val.png", "roc_val.png"} <= {p.name for p in home.rglob("figures/*.png")}
+    assert {"confusion_val.png", "roc_val.png"} <= {p.name for p in home.rglob("figures/*.png")}
     assert any(path.name.startswith("val_per_class") for path in home.rglob("tables/*.csv"))
 
 

@@ -29,10 +29,6 @@ class Reliability:
         """Expected calibration error: mean gap between confidence and accuracy, bins weighted by their predictions."""
         return float(np.average(np.abs(self.accuracy - self.confidence), weights=self.count))
 
-    def curve(self) -> dict[str, np.ndarray]:
-        """The arrays for a figure."""
-        return {"confidence": self.confidence, "accuracy": self.accuracy, "count": self.count}
-
 
 def reliability(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> Reliability:
     """Sort predictions into bins by their confidence.

@@ -46,7 +46,6 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     table = per_class(counts)
     occurs = table["support"] > 0
     right = decided.place[known] == 0
-    calibration = reliability(decided.confidence[known], right)
     metrics = {"top1": float(right.mean())}
     if len(protocol.names) > 5:
         metrics["top5"] = float((decided.place[known] < 5).mean())
@@ -54,10 +53,10 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
         "balanced_accuracy": float(table["recall"][occurs].mean()),
         "f1_macro": float(table["f1"][occurs].mean()),
         "nll": float(decided.nll[known].mean()),
-        "ece": calibration.ece,
+        "ece": reliability(decided.confidence[known], right).ece,
     }
     names = np.array([*protocol.names, None], dtype=object)  # the last one stands for -1
-    curves = {"confusion": {"counts": counts, "names": protocol.names}, "reliability": calibration.curve()}
+    curves = {"confusion": {"counts": counts, "names": protocol.names}}
     if len(protocol.names) == 2:
         metrics["accuracy"] = metrics["top1"]
         if occurs.all():

@@ -7,22 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.plots import findings
-from trainkit.plots.style import (
-    BLUE,
-    DASHES,
-    INK,
-    QUIET,
-    SMALL,
-    TEXT,
-    VERMILION,
-    blank,
-    legend,
-    line,
-    number,
-    short,
-    titled,
-)
+from trainkit.plots.style import BLUE, DASHES, INK, QUIET, SMALL, TEXT, blank, legend, line, short, titled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +20,6 @@ def roc(curves: Mapping[str, tuple[Numbers, Numbers]], about: str = "ROC curve",
 
     The left edge is the power of ten below the smallest false accept rate above 0 of any curve. `positive` is the
     class that is looked for, where the curves are of two classes and not of pairs; both axes are then linear, 0 to 1.
-    `about`: the line below the title.
     """
     if not curves:
         raise ValueError("no curve to draw")
@@ -62,19 +46,17 @@ def roc(curves: Mapping[str, tuple[Numbers, Numbers]], about: str = "ROC curve",
     axes.set_xlim(left, 1)
     axes.set_ylim(bottom, 1.0 + (1.0 - bottom) * 0.02)
     legend(axes, loc="lower right" if bottom or positive is not None else "best")
-    titled(figure, findings.roc(rates, left) if positive is None else findings.auc(rates), about)
+    titled(figure, about)
     return figure
 
 
 def confusion(counts: np.ndarray, names: Sequence[str], about: str = "Confusion matrix") -> Figure:
     """Draw a confusion matrix: `counts` (C, C) of true classes (rows) by predictions, coloured by the share of the row.
 
-    Cells show counts for up to 30 classes, and percentages too for up to 12; for more classes a line names the three
-    most frequent errors. Counts of pixels are too wide for that: they are shortened, and beyond 12 classes replaced by
-    percentages.
+    Cells show counts and percentages for up to 12 classes, percentages alone for up to 30.
     """
     counts = np.asarray(counts)
-    classes, total = len(counts), int(counts.sum())
+    classes, total, right = len(counts), int(counts.sum()), int(np.trace(counts))
     if counts.shape != (classes, classes) or len(names) != classes or not classes:
         raise ValueError(f"counts {counts.shape} and {len(names)} names; expected (C, C) and C")
     support = counts.sum(axis=1)
@@ -87,88 +69,34 @@ def confusion(counts: np.ndarray, names: Sequence[str], about: str = "Confusion 
     shade = LinearSegmentedColormap.from_list("shade", ["#ffffff", BLUE])
     image = axes.imshow(share, cmap=shade, norm=PowerNorm(1.0 if few else 0.5, 0, 1), interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.02)
-    said = "" if few or classes > 30 or counts.max() < 10_000 else "; numbers: %"
-    bar.set_label(f"fraction of the true class{'' if few else ' (square-root scale)'}{said}", fontsize=TEXT, color=INK)
+    said = "" if few else " (square-root scale)" if classes > 30 else " (square-root scale; numbers: %)"
+    bar.set_label(f"fraction of the true class{said}", fontsize=TEXT, color=INK)
     bar.ax.tick_params(labelsize=SMALL)
     bar.outline.set_visible(False)
     if classes <= 30:
         size = 10.5 if classes <= 6 else 8 if few else 6.5
-        wide = counts.max() >= 10_000
-        dark = np.asarray(image.norm(share)) > 0.55
         for row, column in np.argwhere(counts > 0).tolist():
             per_cent = 100 * share[row, column]
-            if wide and not few:
-                text = f"{per_cent:.0f}" if per_cent >= 0.5 else ""
-            else:
-                text = _counted(int(counts[row, column])) + f"\n{per_cent:.1f} %" * few
-            colour = "white" if dark[row, column] else INK
+            text = f"{_counted(int(counts[row, column]))}\n{per_cent:.1f} %" if few else f"{per_cent:.0f}"
+            colour = "white" if image.norm(share[row, column]) > 0.55 else INK
             axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     every = -(-classes // 34)
     shown = range(0, classes, every)
     size = TEXT if few else 8 if classes <= 30 else 7.5
-    labels_of = [short(names[k], 18) for k in shown]
-    rows = [f"{name}  ({support[k]:,})" if classes <= 30 else name for name, k in zip(labels_of, shown, strict=True)]
-    flat = classes <= 6 and max(map(len, labels_of)) <= 12
-    axes.set_xticks(shown, labels_of, fontsize=size, rotation=0 if flat else 90)
+    labels = [short(names[k], 18) for k in shown]
+    rows = [f"{name}  ({support[k]:,})" if classes <= 30 else name for name, k in zip(labels, shown, strict=True)]
+    flat = classes <= 6 and max(map(len, labels)) <= 12
+    axes.set_xticks(shown, labels, fontsize=size, rotation=0 if flat else 90)
     axes.set_yticks(shown, rows, fontsize=size)
     axes.grid(visible=False)
     axes.tick_params(length=0 if every == 1 else 2)
     axes.spines[:].set_visible(False)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class (count)" if classes <= 30 else f"true class{f' (1 in {every} named)' * (every > 1)}")
-
-    if not few and (listed := _errors(counts, names)):
-        figure.supxlabel(listed, fontsize=min(SMALL, SMALL * 102 / len(listed)), color=QUIET)
-    titled(figure, findings.confusion(counts, names), f"{about}: {int(np.trace(counts)):,} of {total:,} correct")
-    return figure
-
-
-def _errors(counts: np.ndarray, names: Sequence[str]) -> str:
-    """Name the three most frequent errors; empty where there are none."""
-    off = counts - np.diag(np.diag(counts))
-    order = np.argsort(-off, axis=None, kind="stable")[:3]
-    worst = [(*divmod(int(k), len(counts)), int(off.flat[k])) for k in order if off.flat[k]]
-    listed = "    ".join(f"{short(names[a], 11)} → {short(names[b], 11)} {_counted(n)}" for a, b, n in worst)
-    return listed and f"most frequent errors:  {listed}"
-
-
-def reliability(
-    confidence: Numbers, accuracy: Numbers, count: Numbers, about: str = "Reliability diagram", bins: int = 15
-) -> Figure:
-    """Draw a reliability diagram: accuracy against mean confidence by bin, and below it the samples of each bin.
-
-    The bins divide 0 to 1 evenly, without their lower ends; empty ones may be left out. The title has the expected
-    calibration error (ECE; Guo et al., ICML 2017).
-    """
-    count = np.asarray(count, dtype=float)
-    if not len(confidence) == len(accuracy) == len(count) or not len(count):
-        raise ValueError(f"{len(confidence)} confidences, {len(accuracy)} accuracies, {len(count)} counts")
-    full = count > 0
-    said, found = np.asarray(confidence, dtype=float)[full], np.asarray(accuracy, dtype=float)[full]
-    figure, (top, low) = blank(height=5.6, ratios=(3, 1))
-    top.plot([0, 1], [0, 1], color=QUIET, linewidth=1, linestyle=DASHES[1], label="perfect calibration")
-    gap = {"color": VERMILION, "linewidth": 5, "alpha": 0.35, "label": "gap"}
-    top.vlines(said, np.minimum(said, found), np.maximum(said, found), **gap)
-    top.plot(said, found, marker="o", markersize=5, label="measured", **line(0))
-    top.set_ylim(0, 1.02)
-    top.set_ylabel("accuracy")
-    legend(top, loc="upper left")
-    centre = (np.maximum(np.ceil(said * bins), 1) - 0.5) / bins
-    bars = low.bar(centre, count[full], width=0.9 / bins, color=BLUE)
-    if bins <= 20:
-        low.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=SMALL, color=INK)
-    low.set_ylim(0, max(float(count.max()), 1) * 1.25)
-    low.set_xlim(0, 1)
-    low.set_ylabel("samples")
-    low.yaxis.set_major_formatter(lambda value, _: number(value))
-    low.set_xlabel("confidence (predicted probability of the predicted class)")
-    titled(figure, findings.calibration(said, found, count[full]), f"{about}; ECE: expected calibration error")
+    titled(figure, about, f"{right:,} of {total:,} correct ({100 * right / max(1, total):.1f} %)")
     return figure
 
 
 def _counted(number: int) -> str:
-    """Write a count whole below a million, then in millions and more, to three figures."""
-    for unit, letter in ((10**9, "G"), (10**6, "M")):
-        if number >= 0.9995 * unit:
-            return f"{number / unit:.3g}{letter}"
-    return f"{number:,}"
+    """Write a count whole below a million, then in millions, to three figures."""
+    return f"{number:,}" if number < 999_500 else f"{number / 1e6:,.4g}M"

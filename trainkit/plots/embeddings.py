@@ -29,8 +29,7 @@ def scatter(
 ) -> Figure:
     """Draw a scatter plot of `points` (n, 2), coloured by `label` (n,), -1 for none; rings mark `wrong` (n,).
 
-    Classes without a sample are left out of the legend; there is none where colours and markers would repeat. `about`:
-    the line below the title.
+    Classes without a sample are left out of the legend; there is none where colours and markers would repeat.
     """
     points, label, wrong = np.asarray(points, dtype=float), np.asarray(label), np.asarray(wrong, dtype=bool)
     if points.shape != (len(label), 2) or wrong.shape != label.shape:
@@ -67,17 +66,8 @@ def scatter(
         legend(axes, "upper left", fontsize=SMALL if named <= 25 else 7, **beside)
     elif named:
         legend(axes, "best")
-    titled(figure, _finding(label, wrong), about)
+    titled(figure, about, f"{int(wrong.sum()):,} of {int((label >= 0).sum()):,} samples shown are misclassified")
     return figure
-
-
-def _finding(label: np.ndarray, wrong: np.ndarray) -> str:
-    """State how many of the samples that have a label are misclassified."""
-    of = int((label >= 0).sum())
-    if not of:
-        return f"{len(label):,} samples without labels"
-    share = f" ({100 * wrong.sum() / of:.1f} %)" if wrong.any() else ""
-    return f"{int(wrong.sum()):,} of {of:,} samples shown are misclassified{share}"
 
 
 def sheet(images: np.ndarray, captions: Sequence[str], title: str, about: str = "") -> Figure:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainkit.errors import number_of
@@ -24,7 +24,7 @@ _SHEETS = {
 
 
 def draw(tracker: Tracker | Silent, curves: Mapping[str, Mapping[str, Any]]) -> None:
-    """Log ROC, confusion and calibration as artifacts, in place of those of earlier steps.
+    """Log ROC curves and confusion matrices as artifacts, in place of those of earlier steps.
 
     `curves` are those of the last evaluations, by evaluation and model.
     """
@@ -44,9 +44,6 @@ def draw(tracker: Tracker | Silent, curves: Mapping[str, Mapping[str, Any]]) -> 
             if "confusion" in found:
                 figure = figures.confusion(**found["confusion"], about=f"Confusion matrix on {on}")
                 tracker.figure(f"figures/confusion_{name}{ending}.png", figure)
-            if "reliability" in found:
-                figure = figures.reliability(**found["reliability"], about=f"Reliability diagram on {on}")
-                tracker.figure(f"figures/calibration_{name}{ending}.png", figure)
 
 
 def keep_pictures(tracker: Tracker | Silent, step: int, title: str, pictures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -90,45 +87,22 @@ def picture(kind: str, arrays: Mapping[str, Any], on: str) -> Figure:
         from trainkit.plots import volumes
 
         channel = f"; channel {arrays['shown']}" if arrays.get("shown") else ""
-        shown = f"{on}: {_chosen(arrays)}{channel}"
-        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], _dice(arrays["dice"]), shown)
+        worst, best = (arrays["rank"].count(word) for word in ("worst", "best"))
+        about = f"the {worst} worst and {best} best of {arrays['total']} cases by mean Dice{channel}"
+        return volumes.overlays(arrays["planes"], _cases(arrays), arrays["names"], on, about)
     if kind == "ranked":
         from trainkit.plots import ranked_lists
 
         drawn = {key: arrays[key] for key in ("queries", "present", "text", "found", "right")}
-        about = f"{on}: {_some(arrays)}"
-        return ranked_lists.ranked(**drawn, captions=_asked(arrays), title=_first(arrays["rank"]), about=about)
+        worst, others = arrays["worst"], len(arrays["list"]) - arrays["worst"]
+        about = f"the {worst} worst and {others} other queries of {arrays['total']:,}"
+        return ranked_lists.ranked(**drawn, captions=_asked(arrays), title=on, about=about)
     if kind == "scenes":
         from trainkit.plots import scenes
 
         drawn = {key: arrays[key] for key in ("images", "truth", "predicted", "names", "colours")}
-        return scenes.scenes(**drawn, captions=_seen(arrays), title=_miou(arrays["miou"]), about=on)
+        return scenes.scenes(**drawn, captions=_seen(arrays), title=on)
     raise ValueError(f"no image of kind {kind!r}")
-
-
-def _range(name: str, values: Sequence[float], shown: str) -> str:
-    """State the lowest and highest value of a metric in the images shown."""
-    known = [float(value) for value in values if value == value]
-    if not known:
-        return f"No {name} for the {shown}"
-    if f"{min(known):.3f}" == f"{max(known):.3f}":
-        return f"{name} {known[0]:.3f} in the {len(known)} {shown}"
-    return f"{name} {min(known):.3f} to {max(known):.3f} in the {len(known)} {shown}"
-
-
-def _dice(values: Sequence[float]) -> str:
-    return _range("Mean Dice", values, "cases shown")
-
-
-def _miou(values: Sequence[float]) -> str:
-    return _range("mIoU", values, "images shown")
-
-
-def _first(ranks: Sequence[int]) -> str:
-    """State how many of the queries shown have a right result at rank 1."""
-    if not len(ranks):
-        return "No queries"
-    return f"The first result is right for {sum(rank == 1 for rank in ranks)} of the {len(ranks)} queries shown"
 
 
 def _cases(arrays: Mapping[str, Any]) -> list[str]:
@@ -150,13 +124,6 @@ def _filled(caption: str, opening: str, parts: list[str], longest: int) -> str:
     return caption
 
 
-def _chosen(arrays: Mapping[str, Any]) -> str:
-    worst, best = (arrays["rank"].count(word) for word in ("worst", "best"))
-    if worst + best == arrays["total"]:
-        return f"all {arrays['total']} cases"
-    return f"the {worst} worst and {best} best of {arrays['total']} cases by mean Dice"
-
-
 def _asked(arrays: Mapping[str, Any]) -> list[str]:
     """Write the captions of ranked lists: the query, its average precision, and the rank of the first right result."""
     captions = []
@@ -166,11 +133,6 @@ def _asked(arrays: Mapping[str, Any]) -> list[str]:
         caption += f"{number_of(many, 'right results', 'right result')} in the gallery, the first at rank {rank:,}"
         captions.append("worst: " * (k < arrays["worst"]) + caption)
     return captions
-
-
-def _some(arrays: Mapping[str, Any]) -> str:
-    worst, others = arrays["worst"], len(arrays["list"]) - arrays["worst"]
-    return f"the {worst} worst and {others} other queries of {arrays['total']:,}"
 
 
 def _seen(arrays: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,8 +23,6 @@ _SQUARES = (244, 208)
 """Greys of the chequered pattern of unlabelled pixels; classes have plain colours."""
 _SQUARE = 24
 """Squares across the longer side of an image."""
-_LEVELS = 12
-_APART_FROM = ((0, 0, 0), (255, 255, 255), (128, 128, 128))
 
 
 def scenes(
@@ -86,40 +83,16 @@ def _chequered(shape: tuple[int, ...]) -> np.ndarray:
     return np.array(_SQUARES, dtype=np.uint8)[dark][..., None].repeat(3, 2)
 
 
-@cache
 def palette(classes: int) -> Colours:
-    """Choose colours for as many classes, 255 at most, where the data has none: red, green and blue of each.
+    """Return the colours of PASCAL VOC for as many classes, 255 at most, where the data has none: red, green, blue.
 
-    Each is the one of 1,728 that differs most from all before it and from black, white and grey, by distance in
-    Ottosson's Oklab (2020). So the first few are far apart, and a class has its colour however many follow it.
+    The three lowest bits of a class number are the highest of red, green and blue, the next three the next, and so on.
     """
     if not 0 <= classes <= IGNORED:
         raise ValueError(f"{classes} classes; 0 to {IGNORED} have colours")
-    levels = np.rint(np.linspace(0, 255, _LEVELS)).astype(int)
-    every = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(-1, 3)
-    points = _oklab(every)
-    nearest = np.full(len(every), np.inf)
-    for point in _oklab(np.array(_APART_FROM)):
-        nearest = np.minimum(nearest, np.linalg.norm(points - point, axis=1))
-    chosen = []
-    for _ in range(classes):
-        best = int(nearest.argmax())
-        chosen.append(tuple(every[best].tolist()))
-        nearest = np.minimum(nearest, np.linalg.norm(points - points[best], axis=1))
-    return tuple(chosen)
 
+    def colour(label: int) -> tuple[int, int, int]:
+        red, green, blue = (sum(((label >> 3 * k + c) & 1) << 7 - k for k in range(3)) for c in range(3))
+        return red, green, blue
 
-def _oklab(rgb: np.ndarray) -> np.ndarray:
-    """Convert sRGB (n, 3) of 0 to 255 to Oklab (n, 3), in which equal distances look about equally far apart."""
-    share = rgb / 255
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    cones = linear @ np.array(
-        [[0.4122214708, 0.2119034982, 0.0883024619],
-         [0.5363325363, 0.6806995451, 0.2817188376],
-         [0.0514459929, 0.1073969566, 0.6299787005]]
-    )  # fmt: skip
-    return np.cbrt(cones) @ np.array(
-        [[0.2104542553, 1.9779984951, 0.0259040371],
-         [0.7936177850, -2.4285922050, 0.7827717662],
-         [-0.0040720468, 0.4505937099, -0.8086757660]]
-    )  # fmt: skip
+    return tuple(colour(label) for label in range(classes))

@@ -1,14 +1,14 @@
 """Style of all figures: sizes, fonts, colours, titles, legends and axes.
 
 A figure is 7.5 inches wide, 900 pixels at 120 dpi, so that text of 9 points stays legible where a page shows it at
-860 pixels. Its title states a finding, computed from the data; the grey line below the title says what is drawn.
-Figures are made without pyplot, so nothing global is touched and any thread may draw.
+860 pixels. Figures are made without pyplot, so nothing global is touched and any thread may draw.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,19 @@ INK, QUIET, GRID = "#1a1a1a", "#666666", "#e3e3e3"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK = COLOURS
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-_CJK_FONTS = (
-    "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Source Han Sans SC", "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei", "Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic",
-    "Arial Unicode MS",
-)  # fmt: skip
+_FONTS = (
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+)
+"""Families in which a letter is looked for, in this order."""
 _LEFT = 0.1
 """Inches left of a title."""
-_NARROW, _WIDE = frozenset(" .,:;'|!()[]ijlftrI-"), frozenset("mwMWGOQ%@→")
+_LETTERS = 60, 95
+"""Letters in a line of a title, and of the text below it."""
 
 
 def empty(height: float, dpi: int = DPI, **settings: Any) -> Figure:
@@ -69,39 +74,25 @@ def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) ->
 def titled(figure: Figure, title: str, about: str = "") -> None:
     """Write a title and the line below it above the panels of a figure, which becomes higher by their height."""
     above, below = title_lines(title, about)
-    head = 0.1 + 0.215 * len(above) + 0.17 * len(below)
+    head = Sheet.head(title, about)
     wide, tall = (float(size) for size in figure.get_size_inches())
     figure.set_size_inches(wide, tall + head)
     if (engine := figure.get_layout_engine()) is not None:
         engine.set(rect=(0, 0, 1, 1 - head / (tall + head)))  # pyright: ignore[reportCallIssue]
     at = {"ha": "left", "va": "top", "linespacing": 1.15}
-    figure.text(_LEFT / wide, 1 - 0.07 / (tall + head), "\n".join(above), fontsize=TITLE, fontweight="bold", color=INK,
-                **at)  # fmt: skip
-    if below:
-        lower = 1 - (0.1 + 0.215 * len(above)) / (tall + head)
-        figure.text(_LEFT / wide, lower, "\n".join(below), fontsize=SMALL, color=QUIET, **at)
+    top = 1 - 0.07 / (tall + head)
+    figure.text(_LEFT / wide, top, "\n".join(above), fontsize=TITLE, fontweight="bold", color=INK, **at)
+    lower = 1 - (0.1 + 0.215 * len(above)) / (tall + head)
+    figure.text(_LEFT / wide, lower, "\n".join(below), fontsize=SMALL, color=QUIET, **at)
 
 
 def title_lines(title: str, about: str) -> tuple[list[str], list[str]]:
     """Return the lines of a title, and of the text below it."""
-    inches = WIDTH - 2 * _LEFT
-    above = [row for part in title.split("\n") for row in _wrapped(part, 72 * inches / TITLE, 0.72)]
-    return above, [row for part in about.split("\n") for row in _wrapped(part, 72 * inches / SMALL, 0.62)]
-
-
-def _wrapped(text: str, room: float, each: float) -> list[str]:
-    """Break a text into lines of a width in em, where a usual letter is `each` em wide (DejaVu Sans)."""
-
-    def width(words: str) -> float:
-        return sum(each * (0.6 if letter in _NARROW else 1.5 if letter in _WIDE else 1) for letter in words)
-
-    rows: list[str] = []
-    for word in (piece for one in text.split(" ") for piece in wrap(one, int(room / (1.5 * each))) or [""]):
-        if rows and width(f"{rows[-1]} {word}") <= room:
-            rows[-1] += f" {word}"
-        else:
-            rows.append(word)
-    return [row for row in rows if row]
+    above, below = (
+        [row for part in text.split("\n") for row in wrap(part, letters)]
+        for text, letters in zip((title, about), _LETTERS, strict=True)
+    )
+    return above, below
 
 
 class Sheet:
@@ -160,56 +151,33 @@ class Sheet:
 
 @functools.cache
 def _plain_figure() -> type[Figure]:
+    from matplotlib import font_manager
     from matplotlib.figure import Figure
     from matplotlib.text import Text
-    from matplotlib.ticker import FuncFormatter
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    families = [family for family in _FONTS if family in installed]
 
     class PlainFigure(Figure):
         """A figure whose `savefig` draws text as it is.
 
         Between two `$` matplotlib would read a formula, and raise for one that is none; names of classes are anybody's.
-        Letters that no installed font has are written as their numbers.
         """
 
         def savefig(self, fname: Any, *, transparent: bool | None = None, **settings: Any) -> None:
             """Write the figure to a file."""
             axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
             powers = {text for axis in axes if axis.get_scale() == "log" for text in axis.findobj(Text)}
-            for axis in axes:
-                if isinstance(names := axis.get_major_formatter(), FuncFormatter):  # as of `set_xticks` with labels
-                    names.func = functools.partial(_legible_tick, names.func)
             for text in self.findobj(Text):
                 if text not in powers:  # 10⁻³ is such a formula
                     text.set_parse_math(False)
                 if not text.get_text().isascii():
-                    text.set_fontfamily(list(_letters()))
-                    text.set_text(_legible(text.get_text()))
-            super().savefig(fname, transparent=transparent, **settings)
+                    text.set_fontfamily(families)
+            with warnings.catch_warnings():  # of letters that no font has
+                warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+                super().savefig(fname, transparent=transparent, **settings)
 
     return PlainFigure
-
-
-@functools.cache
-def _letters() -> dict[str, frozenset[int]]:
-    """Return the code points of the usual font and of one more that has Chinese, Japanese or Korean, by family."""
-    from matplotlib import font_manager
-
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    families = ["DejaVu Sans", *(name for name in _CJK_FONTS if name in installed)][:2]
-    files = {family: font_manager.findfont(family) for family in families}
-    return {family: frozenset(font_manager.get_font(file).get_charmap()) for family, file in files.items()}
-
-
-def _legible(words: str) -> str:
-    """Return a text with the letters that cannot be drawn as numbers: `\\u65e5`."""
-    if words.isascii():
-        return words
-    known = frozenset("\n").union(*({chr(code) for code in codes} for codes in _letters().values()))
-    return "".join(letter if letter in known else letter.encode("unicode_escape").decode() for letter in words)
-
-
-def _legible_tick(label: Callable[[float, int | None], str], value: float, place: int | None = None) -> str:
-    return _legible(label(value, place))
 
 
 def line(number: int) -> dict[str, Any]:
@@ -221,11 +189,6 @@ def line(number: int) -> dict[str, Any]:
 def legend(axes: Axes, loc: LegendLocType, fontsize: float = SMALL, **more: Any) -> None:
     """Add a legend of all that has a label, at `loc`."""
     axes.legend(loc=loc, fontsize=fontsize, frameon=True, framealpha=0.9, edgecolor=GRID, labelcolor=INK, **more)
-
-
-def number(value: float) -> str:
-    """Format a number of an axis or a legend: whole from 10 on, else two significant digits."""
-    return f"{value:,.0f}" if abs(value) >= 10 or value == int(value) else f"{value:.2g}"
 
 
 def short(name: str, longest: int) -> str:
