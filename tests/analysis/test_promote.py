@@ -26,7 +26,7 @@ from trainkit.config.schema import Promote
 from trainkit.diagnostics import preflight, stepping_child
 from trainkit.errors import UserError
 from trainkit.tracking import journal
-from trainkit.tracking.run_folder import RunFolder
+from trainkit.tracking.run_folder import MEMBERS, RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.ui import running
 from trainkit.training.best import best_weights
@@ -325,8 +325,10 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     assert "is RUNNING; expected a finished run" in ask(folder.name, code=2)
     folder.update(status="FINISHED", run_id="0" * 32)
     folder.journal.write_text('{"t":1,"step":5,"m":{"val/accuracy":0.9,"val/top":1.0}}\n')
-    said = "has no model; of a run with folds, seeds or a sweep, promote one of its child runs"
-    assert said in ask(folder.name, code=2)
+    assert "has no model; expected a run that kept its weights" in ask(folder.name, code=2)
+    (folder.path / MEMBERS).write_text('{"seed 0": "a", "seed 1": "b"}')
+    assert "is the parent run of 2 runs; expected one of its child runs" in ask(folder.name, code=2)
+    (folder.path / MEMBERS).unlink()
     (folder.path / "models.json").write_text('{"last@3": "m-1", "best@3": "m-2", "best@4": "m-3", "last@9": "m-4"}')
     assert promote._model(folder) == ("best", 4, "m-3")
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)

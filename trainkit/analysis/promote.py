@@ -20,7 +20,7 @@ from trainkit.config import diff, metric_rules
 from trainkit.config.schema import Promote
 from trainkit.errors import UserError
 from trainkit.redact import without_secrets
-from trainkit.tracking import journal
+from trainkit.tracking import journal, run_folder
 from trainkit.tracking.markdown import plain
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
@@ -171,6 +171,9 @@ def at_end(store: Store, run: RunFolder, asked: Promote) -> str:
 
 def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     where, info = f"run {run.name}", run.info()
+    if titles := run_folder.members(run):
+        found, remedy = f"is the parent run of {len(titles)} runs", f"trainkit show {run.name} lists them"
+        raise UserError(where, found, "one of its child runs", remedy)
     if info.status != "FINISHED":
         raise UserError(where, f"is {info.status}", "a finished run", "continue it with --resume")
     recipe = diff.read(run.recipe)
@@ -218,8 +221,7 @@ def _model(run: RunFolder) -> tuple[str, int, str]:
         steps = [int(key.removeprefix(f"{name}@")) for key in made if key.startswith(f"{name}@")]
         if steps:
             return name, max(steps), made[f"{name}@{max(steps)}"]
-    remedy = "of a run with folds, seeds or a sweep, promote one of its child runs"
-    raise UserError(f"run {run.name}", "has no model", remedy=remedy)
+    raise UserError(f"run {run.name}", "has no model", "a run that kept its weights")
 
 
 def _holder(client: Any, name: str, alias: str) -> Any:
