@@ -46,7 +46,7 @@ def shots(store: Store, name: str | None, at: str, out: Path) -> list[tuple[Path
     taken = []
 
     with browser(1300, 900) as page:  # without the margin: legible in the README, which shows it 860 pixels wide
-        mlflow_pages.start(page, at, "matching runs")
+        mlflow_pages.run_table(page, at, number, "matching runs")
         page.settle()
         page.screenshot(out / "runs.png", (200, 0, 1100, 560))
         taken.append((out / "runs.png", f"run table of experiment `{experiment.name}`"))
@@ -83,8 +83,7 @@ def main() -> int:
             raise UserError("screenshots", "there is no Chromium", remedy="apt-get install chromium")
         port = next(port for port in range(5100, 6000) if ui._is_free(port))
         given.out.mkdir(parents=True, exist_ok=True)
-        start = ui.fragment_of(store, given.experiment) if given.experiment else ""
-        with ui.running(store, port, start) as (_, at):
+        with ui.running(store, port) as (_, at):
             for file, what in shots(store, given.experiment, at, given.out):
                 print(f"{file}: {what}")
     except UserError as error:

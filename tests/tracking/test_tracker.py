@@ -911,7 +911,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     shown = {call[1:3] for call in tracker.calls if call[0] == "image"}
     assert shown == {(f"eyes/{kind}", 30) for kind in pictures()}
     figures = {call[1][5:]: call[3] for call in tracker.calls if call[0] == "image"}
-    assert figures["tsne"].texts[1].get_text() == "t-SNE of embeddings, eyes, step 30 (2 of 9 samples)"
+    assert figures["tsne"].texts[0].get_text() == "t-SNE of embeddings, eyes, step 30 (2 of 9 samples)"
     assert "25.0 % of variance" in figures["pca"].axes[0].get_ylabel()
     assert figures["hard"].texts[2].get_text() == "x\na\n→ b 0.90"
     assert figures["outliers"].texts[2].get_text() == "x\na, 4.0 sd\n→ b 0.90"

@@ -48,17 +48,17 @@ def head(run: RunLogger, outcome: Outcome, beside: Comparison | None) -> str:
 def html(run: str, page: terminal.Page, changes: str, commands: Sequence[str]) -> str:
     """Return a page of the terminal as one HTML file, with what changed and commands that may follow."""
     body, lines = [f"<h1>{_safe(run)}</h1>"], list[str]()
-    for part in [*page, "", "What changed", changes or "unknown", "", "Commands", *commands, terminal.Table([])]:
+    for part in [*page, terminal.Table([])]:
         if isinstance(part, str):
-            lines.append(part)
+            lines += [part] if part != run else []
             continue
-        if any(lines):
-            body.append(f"<pre>{_safe(chr(10).join(lines).strip())}</pre>")
+        body += [_block(lines)] if any(lines) else []
         lines = []
         if isinstance(part, terminal.Styled):
             body.append(f'<p class="{"note" if "yellow" in part.style else "key"}">{_safe(part.text)}</p>')
         elif part.rows:
             body.append(_table(part))
+    body += ["<h2>What changed</h2>", _block([changes or "unknown"]), "<h2>Commands</h2>", _block(commands)]
     inside = "\n".join(body)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{_safe(run)}</title>\n'
@@ -75,6 +75,11 @@ def write(run: RunLogger, outcome: Outcome, beside: Comparison | None, page: ter
     commands += [f"trainkit show {name}", f"trainkit cp {name} again.yaml", f"trainkit export {name} OUT"]
     run.tracker.artifact_text(FILE, html(folder.name, page, lineage.read(folder).strip(), commands))
     run.tracker.tags({"mlflow.note.content": head(run, outcome, beside) + outcome.page})
+
+
+def _block(lines: Sequence[str]) -> str:
+    text = "\n".join(lines).strip()
+    return f"<pre>{_safe(text)}</pre>"
 
 
 def _table(table: terminal.Table) -> str:
@@ -101,8 +106,8 @@ _STYLE = """
   :root { --ink: #e8e8e8; --quiet: #a0a0a0; --line: #3a3a3a; --paper: #16181b; --tile: #212429; --note: #f0935a; } }
 body { color: var(--ink); background: var(--paper); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
        max-width: 60rem; padding: 0 1rem; }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere; } .key { font-weight: 600; }
-.note { border-left: 3px solid var(--note); padding-left: .8rem; }
+h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.1rem; margin: 1.8rem 0 .4rem; }
+.key { font-weight: 600; } .note { border-left: 3px solid var(--note); padding-left: .8rem; }
 .wide { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .9rem .25rem 0; text-align: right; white-space: nowrap; }

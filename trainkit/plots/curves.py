@@ -75,10 +75,11 @@ def confusion(counts: np.ndarray, names: Sequence[str], about: str = "Confusion 
     bar.outline.set_visible(False)
     if classes <= 30:
         size = 10.5 if classes <= 6 else 8 if few else 6.5
+        dark = np.asarray(image.norm(share)) > 0.55
         for row, column in np.argwhere(counts > 0).tolist():
             per_cent = 100 * share[row, column]
             text = f"{_counted(int(counts[row, column]))}\n{per_cent:.1f} %" if few else f"{per_cent:.0f}"
-            colour = "white" if image.norm(share[row, column]) > 0.55 else INK
+            colour = "white" if dark[row, column] else INK
             axes.text(column, row, text, ha="center", va="center", fontsize=size, color=colour)
     every = -(-classes // 34)
     shown = range(0, classes, every)
