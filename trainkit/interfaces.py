@@ -495,8 +495,6 @@ class Baseline:
     fit: Callable[[Iterator[Batch]], Callable[[Batch], Rows]]
     """Fit to training samples, without augmentation and in random order, as many as time allows, and return a function
     that replaces `Task.predict`. Batches are on the CPU."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the task on which its metrics depend, as JSON values."""
     sees: Literal["prepared", "fetched", "index"] = "prepared"
     """Input: the sample after `Split.on_device`, as networks get it; the result of `Split.fetch`; or only its `index`,
     so that nothing is read."""

@@ -98,7 +98,7 @@ def test_classes_are_counted_at_their_positions_whatever_the_size_of_a_map():
 def test_the_most_frequent_class_of_each_position_fits_maps_of_any_size(monkeypatch):
     left = torch.zeros((3, 4, 4), dtype=torch.uint8)
     left[:, :, 2:] = 1
-    overall, each = baselines.of_scenes(2, lambda found, batch: {"found": found}, {})
+    overall, each = baselines.of_scenes(2, lambda found, batch: {"found": found})
     seen = {"mask": torch.zeros((2, 8, 2), dtype=torch.uint8)}
     found = each.fit(iter([{"mask": left}]))(seen)["found"]
     assert found.shape == (2, 8, 2) and (found[:, :, 0] == 0).all() and (found[:, :, 1] == 1).all()
@@ -113,7 +113,7 @@ def test_the_mean_label_map_is_stretched_to_each_volume(monkeypatch):
     for one in maps[:2]:
         one[:, :2] = 1
     maps[2][:] = 2
-    (baseline,) = baselines.of_volumes(3, lambda found, batch: {"found": found}, {})
+    (baseline,) = baselines.of_volumes(3, lambda found, batch: {"found": found})
     predict = baseline.fit(iter([{"mask": one} for one in maps]))
     found = predict({"mask": torch.zeros((1, 8, 3, 5))})["found"]
     assert found.shape == (1, 8, 3, 5) and (found[0, :4] == 1).all() and (found[0, 5:] == 0).all()

@@ -1,19 +1,16 @@
 """Compare a training with its trivial baselines: predictions from labels and pixels alone (`Task.baselines`).
 
-They are evaluated on the evaluation of the primary metric, once per data set and protocol, and stored in
-`<store>/baselines/`. This happens after training, on rank 0 and on the CPU, so that no step waits for it. A baseline
-that exceeds `BUDGET_S` is fitted to a part of the training set, or is left out; the report says which.
+They are evaluated on the evaluation of the primary metric, after training, on rank 0 and on the CPU, so that no step
+waits for them. A baseline that exceeds `BUDGET_S` is fitted to a part of the training set, or is left out; the report
+says which.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +21,9 @@ from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream
 from trainkit.distributed.stop_signal import Stop
-from trainkit.files import write_aside
 from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Rows, Scores, Split
 from trainkit.metrics import bootstrap
 from trainkit.metrics.score import headline
-from trainkit.paths import make_private
 from trainkit.tracking import markdown
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.outcome import Outcome
@@ -37,17 +32,14 @@ from trainkit.training.state import TrainState
 from trainkit.training.trainer import Trainer
 
 BUDGET_S = 30.0
-"""Seconds for the baselines of an evaluation, once for its data: a quarter to read training samples, the rest to
+"""Seconds for the baselines of an evaluation: a quarter to read training samples, the rest to
 predict and evaluate."""
 MOST_BYTES = 2e9
 """Largest size of the predictions kept in memory; pixels as embeddings are large."""
-FOLDER = "baselines"
-"""Folder of the store for the scores."""
 _READING = 0.25
 _AT_ONCE = 256
 _DRAWS, _FEWEST, _DRAWN = 500, 100, 5_000_000
 """Bootstrap resamples, at least, and most rows in all: 500 resamples of 2,000 images take 0.26 s of CPU time."""
-_VERSION = 2
 
 
 @dataclass
@@ -87,10 +79,10 @@ class Comparison:
         return self.metric.rpartition("/")[2]
 
 
-def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Comparison | None:
+def compare(recipe: Recipe, trainer: Trainer, stop: Stop) -> Comparison | None:
     """Evaluate the baselines of a finished training, and test its primary metric against the best of them.
 
-    `folder` stores their scores. None where the recipe disables it, and where the task or the evaluation has none.
+    None where the recipe disables it, and where the task or the evaluation has none.
     Errors are listed in `left_out` and not raised, since training is done. A signal to stop leaves out the rest.
     """
     task, splits = recipe.task, trainer.evaluator.splits
@@ -103,7 +95,7 @@ def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Compa
     with stop.later():
         for baseline in task.baselines(split, train):
             try:
-                found.scored.append(ensure(task, baseline, split, train, folder, budget, repr(recipe.data)))
+                found.scored.append(compute(task, baseline, split, train, budget))
             except _LeftOut as reason:
                 found.left_out.append(f"{baseline.name}: {reason}")
             except Exception as error:
@@ -112,7 +104,7 @@ def compare(recipe: Recipe, trainer: Trainer, folder: Path, stop: Stop) -> Compa
     return found
 
 
-# ---- Scores, kept in the store
+# ---- Scores
 
 
 class _LeftOut(Exception):
@@ -133,23 +125,6 @@ class _Budget:
         if self.stop.told:
             raise _LeftOut("not computed: the run received a signal to stop")
         return self.ends - time.monotonic()
-
-
-def ensure(
-    task: Any, baseline: Baseline, split: Split, train: Split | None, folder: Path, budget: _Budget, data: str
-) -> Scored:
-    """Read the scores of a baseline from the store, or compute them. Raises `_LeftOut` where that takes too long.
-
-    `data`: the recipe's block of data, which says how samples are prepared.
-    """
-    settings = json.dumps(baseline.settings, sort_keys=True)
-    sets = split.name, split.size, split.digest, train.digest if train is not None else "", data, split.protocol
-    identity = repr((_VERSION, type(task).__qualname__, baseline.name, settings, sets))
-    file = folder / f"{hashlib.sha256(identity.encode(errors='surrogateescape')).hexdigest()[:32]}.json"
-    if (kept := _read(file)) is None:
-        kept = compute(task, baseline, split, train, budget)
-        _write(file, kept)
-    return kept
 
 
 @torch.no_grad()
@@ -213,27 +188,6 @@ def columns(rows: Columns) -> dict[str, np.ndarray]:
     """Return the per-sample columns from which metrics are computed, as arrays: numbers, or objects."""
     plain = {name: np.asarray(values) for name, values in rows.items() if name not in bootstrap.NEVER_READ}
     return {name: own if own.dtype.kind in "fiub" else own.astype(object) for name, own in plain.items()}
-
-
-def _write(file: Path, scored: Scored) -> None:
-    kept = {name: [column.dtype.str, column.tolist()] for name, column in scored.rows.items()}
-    about = {"name": scored.name, "learned": scored.learned, "metrics": scored.metrics, "rows": kept}
-    try:
-        make_private(file.parent)
-        write_aside(file, json.dumps(about) + "\n")
-    except OSError:
-        pass  # the next run computes it again
-
-
-def _read(file: Path) -> Scored | None:
-    """Read a file of `_write`; None where it is missing or malformed."""
-    try:
-        about = json.loads(file.read_bytes())
-        rows = {name: np.array(values, dtype=np.dtype(kind)) for name, (kind, values) in about["rows"].items()}
-        metrics = {str(name): float(value) for name, value in about["metrics"].items()}
-        return Scored(str(about["name"]), metrics, rows, str(about["learned"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 # ---- Comparison with the primary metric

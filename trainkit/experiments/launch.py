@@ -476,7 +476,7 @@ class Session:
         status: Status = "FINISHED" if outcome.status == "FINISHED" else "KILLED"
         last = status == "FINISHED" and run.parent is None
         if status == "FINISHED":
-            beside = baselines.compare(recipe, run.trainer, self.store.home / baselines.FOLDER, self.stop)
+            beside = baselines.compare(recipe, run.trainer, self.stop)
         if beside is not None:
             baselines.log(beside, outcome, logger)
         with contextlib.nullcontext() if status == "KILLED" else self.stop.at_once():

@@ -8,8 +8,8 @@ that `Task.predict` returns for a batch, so that a task computes the same metric
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -110,7 +110,7 @@ def correlated(images: Tensor) -> Tensor:
 # ---- Label maps
 
 
-def of_scenes(classes: int, count: Count, settings: Mapping[str, Any]) -> list[Baseline]:
+def of_scenes(classes: int, count: Count) -> list[Baseline]:
     """Return the baselines of segmented images: the most frequent class of all pixels, and of each position."""
 
     def overall(batches: Iterator[Batch]) -> Predict:
@@ -127,8 +127,8 @@ def of_scenes(classes: int, count: Count, settings: Mapping[str, Any]) -> list[B
         return predict
 
     return [
-        Baseline("most frequent class", overall, settings),
-        Baseline("most frequent class per position", each, settings),
+        Baseline("most frequent class", overall),
+        Baseline("most frequent class per position", each),
     ]
 
 
@@ -161,7 +161,7 @@ def _resized(maps: Tensor, size: tuple[int, ...] | torch.Size) -> Tensor:
     return maps[:, down[:, None], right]
 
 
-def of_volumes(classes: int, count: Count, settings: Mapping[str, Any]) -> list[Baseline]:
+def of_volumes(classes: int, count: Count) -> list[Baseline]:
     """Return the baseline of whole volumes: the mean of the training label maps, stretched to each."""
 
     def fit(batches: Iterator[Batch]) -> Predict:
@@ -173,7 +173,7 @@ def of_volumes(classes: int, count: Count, settings: Mapping[str, Any]) -> list[
 
         return predict
 
-    return [Baseline("mean label map", fit, settings)]
+    return [Baseline("mean label map", fit)]
 
 
 def mean_label_map(batches: Iterator[Batch], classes: int) -> Tensor:

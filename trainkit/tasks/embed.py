@@ -133,7 +133,7 @@ def pixels_baseline(mirror: bool) -> Baseline:
         image = batch["image"]
         return embed_both_views(Pixels(), image) if mirror else embed_view(Pixels(), {"image": image})
 
-    return Baseline("pixels", lambda _: predict, {"mirror": mirror})
+    return Baseline("pixels", lambda _: predict)
 
 
 def embed_both_views(net: nn.Module, image: Tensor) -> Rows:

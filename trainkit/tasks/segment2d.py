@@ -195,7 +195,7 @@ class Segment2d:
         """The most frequent class of all pixels, and of each position."""
         if train is None:
             return []
-        return baselines.of_scenes(self._classes, self._counts, {"boundary": self.boundary})
+        return baselines.of_scenes(self._classes, self._counts)
 
     def deployable(self, net: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
         """The network with its preprocessing and postprocessing; `build` must have been called.

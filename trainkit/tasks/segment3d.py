@@ -184,7 +184,7 @@ class Segment3d:
         """The mean label map of the training volumes; no baseline for patches."""
         if train is None or not isinstance(split.protocol, Segmentation) or split.protocol.kind == "patches":
             return []
-        return baselines.of_volumes(self._classes, self._score_case, {"tolerance": self._tolerance})
+        return baselines.of_volumes(self._classes, self._score_case)
 
 
 def _pooled_dice(predicted: Tensor, mask: Tensor) -> Tensor:

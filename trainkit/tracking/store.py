@@ -3,7 +3,6 @@
     <home>/mlflow.db          metrics, parameters, tags (SQLite), unless MLFLOW_TRACKING_URI names another store
     <home>/artifacts/         files shown in MLflow
     <home>/outputs/           cached outputs of frozen networks for training sets; may be deleted
-    <home>/baselines/         scores of trivial baselines; may be deleted
     <home>/integrity/         results of data checks; may be deleted
     <home>/runs/<run name>/   journal.jsonl  run.json  recipe.yaml  checkpoints/
 
