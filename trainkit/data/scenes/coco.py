@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -34,8 +34,8 @@ LIMIT = 512 << 20
 FAR = 1e6
 """Largest coordinate of an outline, in pixels."""
 
-_OTHERS = ("person_keypoints_", "panoptic_")
-"""Begin the names of COCO's files of other things."""
+POINTS = 1 << 17
+"""Most points of the outline of an object."""
 
 _EXPECTED = "masks in COCO's JSON"
 _FEW = 8
@@ -48,6 +48,13 @@ _Coordinates = list[Annotated[float, Field(ge=-FAR, le=FAR)]]
 
 class _Entry(BaseModel):
     model_config = ConfigDict(strict=True)
+
+
+def _points(numbers: list[float]) -> np.ndarray:
+    """Return x and y of the points of a polygon, float64 (n, 2): lists of numbers take four times as much."""
+    if len(numbers) % 2:
+        raise ValueError("x without y")
+    return np.array(numbers, np.float64).reshape(-1, 2)
 
 
 def _path(name: str) -> str:
@@ -79,7 +86,7 @@ class _Annotation(_Entry):
     image_id: _Id
     category_id: _Id
     iscrowd: Literal[0, 1] | None = 0
-    segmentation: _Runs | list[_Coordinates] | None = None
+    segmentation: _Runs | list[Annotated[_Coordinates, AfterValidator(_points)]] | None = None
     bbox: _Coordinates | None = None
 
 
@@ -106,24 +113,12 @@ class CocoMask:
         return outlines.paint(self.size, self.outlines, self.where)
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """The content of a file."""
 
     masks: dict[str, CocoMask]
     """By the path of the image as the file has it, `/` between its parts."""
     labels: Labels
-
-
-class _Object(NamedTuple):
-    """An annotation, whose image and class may come later in the file; its outline is of class 0 until then."""
-
-    where: str
-    image: int | str
-    category: int | str
-    is_crowd: bool
-    size: list[int] | None
-    outline: Outline
 
 
 def is_coco(file: Path) -> bool:
@@ -150,8 +145,7 @@ def find(root: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in (root, *folders.folders_in(root).values()):
         if folder == root or folder.name in WORDS or folder.name.lower() in ("annotations", "labels"):
-            files = [file for file in folders.visible(folder.glob("*.json")) if not file.name.startswith(_OTHERS)]
-            for file in filter(is_coco, files):
+            for file in filter(is_coco, folders.visible(folder.glob("*.json"))):
                 named = folder.name if folder != root and folder.name in WORDS else file.stem.rpartition("_")[2]
                 found.setdefault(named if named in WORDS else "", []).append(file)
     return {name: [f for f in files if f.name.startswith("instances")] or files for name, files in found.items()}
@@ -165,18 +159,18 @@ def read(file: Path) -> Read:
     _checked_size(file)
     images: dict[int | str, _Image] = {}
     categories: dict[int | str, _Category] = {}
-    objects: list[_Object] = []
+    objects: list[tuple[str, _Annotation]] = []
     try:
         for where, entry in _entries(file):
             if isinstance(entry, _Annotation):
-                objects.append(_object(entry, where))
+                objects.append((where, entry))
                 continue
             known: dict = images if isinstance(entry, _Image) else categories
             if known.setdefault(entry.id, entry) is not entry:
                 raise ValueError(f"{where}.id is {entry.id!r}, as of an earlier one")
         if not images or not objects:
             raise ValueError(f"no {'annotations' if images else 'images'}")
-        names = _classes(categories, {one.category for one in objects})
+        names = _classes(categories, {entry.category_id for _, entry in objects})
         labels = label_maps.numbered(["background", *names.values()])
         found = _outlines(objects, images, {id: number for number, id in enumerate(names, start=1)})
     except ValueError as error:
@@ -195,30 +189,10 @@ def _entries(file: Path) -> Iterator[tuple[str, _Image | _Annotation | _Category
         try:
             yield f"{key}[{place}]", _FORMS[key].model_validate(value)
         except ValidationError as error:
-            first = error.errors()[0]
-            part = ".".join(map(str, first["loc"][:1]))
-            raise ValueError(f"{key}[{place}].{part}: {first['msg']}, found {first['input']!r}"[:300]) from None
-
-
-def _object(entry: _Annotation, where: str) -> _Object:
-    """Keep of an annotation what is needed, its polygons as arrays: lists of numbers take four times as much."""
-    shape, size = entry.segmentation, None
-    if isinstance(shape, _Runs):
-        counts, size = shape.counts, shape.size
-        outline = Outline(0, runs=counts if isinstance(counts, str) else np.array(counts, np.int64))
-    elif shape:
-        if any(len(one) % 2 for one in shape):
-            raise ValueError(f"{where}.segmentation has x without y")
-        outline = Outline(0, tuple(np.array(one).reshape(-1, 2) for one in shape if len(one) >= 6))
-    elif entry.bbox:
-        if len(entry.bbox) != 4:
-            raise ValueError(f"{where}.bbox is not 4 numbers")
-        x, y, width, height = entry.bbox
-        corners = np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
-        outline = Outline(0, (corners,) if width > 0 and height > 0 else (), is_box=True)
-    else:
-        outline = Outline(0)
-    return _Object(where, entry.image_id, entry.category_id, bool(entry.iscrowd), size, outline)
+            # Of several forms that a value may have, that which it comes nearest.
+            found = max(error.errors(), key=lambda one: len(one["loc"]))
+            part = ".".join(map(str, found["loc"][:1]))
+            raise ValueError(f"{key}[{place}].{part}: {found['msg']}, found {found['input']!r}"[:300]) from None
 
 
 def _classes(categories: Mapping[int | str, _Category], used: Collection[int | str]) -> dict[int | str, str]:
@@ -229,29 +203,43 @@ def _classes(categories: Mapping[int | str, _Category], used: Collection[int | s
 
 
 def _outlines(
-    objects: Iterable[_Object], images: Mapping[int | str, _Image], numbers: Mapping[int | str, int]
+    objects: Iterable[tuple[str, _Annotation]], images: Mapping[int | str, _Image], numbers: Mapping[int | str, int]
 ) -> dict[int | str, list[Outline]]:
     """Return the objects of each image. Raises ValueError where most have coordinates from 0 to 1."""
     found: dict[int | str, list[Outline]] = {id: [] for id in images}
     polygons = shares = 0
-    for one in objects:
-        if one.image not in images or one.category not in numbers:
-            key, value = ("image_id", one.image) if one.image not in images else ("category_id", one.category)
-            raise ValueError(f"{one.where}.{key} is {value!r}, which is not a known id")
-        size = [images[one.image].height, images[one.image].width]
-        if one.size not in (None, size):
-            raise ValueError(f"{one.where}.segmentation.size is {one.size}; its image has {size}, height and width")
-        number = IGNORED if one.is_crowd else numbers[one.category]
-        found[one.image].append(replace(one.outline, of=number))
-        if one.outline.polygons and not one.outline.is_box:
+    for where, entry in objects:
+        if entry.image_id not in images or entry.category_id not in numbers:
+            raise ValueError(
+                f"{where} is of image {entry.image_id!r} and category {entry.category_id!r}, not known ids"
+            )
+        size = [images[entry.image_id].height, images[entry.image_id].width]
+        outline = _outline(entry, IGNORED if entry.iscrowd else numbers[entry.category_id], size, where)
+        found[entry.image_id].append(outline)
+        if outline.polygons and not outline.is_box:
             polygons += 1
-            shares += min(size) > _FEW and all(((p >= 0) & (p <= 1)).all() for p in one.outline.polygons)
+            shares += min(size) > _FEW and all(((points >= 0) & (points <= 1)).all() for points in outline.polygons)
     if 2 * shares > polygons:
         raise ValueError(
             f"{shares} of {number_of(polygons, 'outlines')} with coordinates from 0 to 1; pixels are needed: multiply "
             "them by the width and height of their image"
         )
     return found
+
+
+def _outline(entry: _Annotation, number: int, size: list[int], where: str) -> Outline:
+    shape = entry.segmentation
+    if isinstance(shape, _Runs):
+        if shape.size not in (None, size):
+            raise ValueError(f"{where}.segmentation.size is {shape.size}; its image has {size}, height and width")
+        return Outline(number, runs=shape.counts if isinstance(shape.counts, str) else np.array(shape.counts, np.int64))
+    if not shape and len(entry.bbox or ()) == 4:
+        x, y, width, height = entry.bbox or ()
+        corners = np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
+        return Outline(number, (corners,) if width > 0 and height > 0 else (), is_box=True)
+    if (count := sum(map(len, shape or ()))) > POINTS:
+        raise ValueError(f"{where}.segmentation has {count} points; {POINTS} at most are allowed")
+    return Outline(number, tuple(points for points in shape or () if len(points) > 2))
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:

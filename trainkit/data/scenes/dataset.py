@@ -146,16 +146,16 @@ class Scenes:
                 raise error
         whole = packed["train"]
         train = SceneCrops("train", whole, self.base(whole.shapes), self.mean, self.std, seed, self.crop, self.augment)
-        held = {name: one.held() for name, one in packed.items()}
-        remedy = "remove them from one of the sets, or set `leakage: allow`"
-        check_leaks(held.pop("train"), held, self.leakage, "each image in one split", remedy)
         evaluations: dict[str, WholeScenes] = {}
         for name, one in packed.items():
             evaluations |= self._evaluations(name, self._scored(one, *found[name]))
+        held = {name: evaluations[name].held() for name in self.evaluate}
+        remedy = "remove them from one of the sets, or set `leakage: allow`"
+        check_leaks(train.held(), held, self.leakage, "each image in one split", remedy)
         meta = DatasetInfo(
             len(whole.names),
             (3, *self.crop),
-            whole.digest,
+            train.digest,
             whole.names,
             class_colours=whole.colours,
             distances=self.distance is not None,

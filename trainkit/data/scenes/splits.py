@@ -58,36 +58,6 @@ class SceneSet:
         """Height and width of each mask, int64 (size, 2)."""
         return np.asarray(self.masks.shapes, np.int64)[self.rows]
 
-    @functools.cached_property
-    def counts(self) -> np.ndarray:
-        """Pixels of each class, and last of those that have none, int64 (classes + 1,)."""
-        return np.asarray(self.masks.counts)[self.rows].sum(0)
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """SHA-256 of images, masks, names and rows. What batches have beside these is no part of it."""
-        return self._hashed(self.pictures.digest, self.masks.digest)
-
-    @functools.cached_property
-    def content(self) -> str | None:
-        """SHA-256 of the images' files, masks, names and rows, whatever their size here.
-
-        None where images or masks were packed without it.
-        """
-        pictures, masks = self.pictures.originals, self.masks.originals
-        return None if pictures is None or masks is None else self._hashed(pictures, masks)
-
-    def _hashed(self, *digests: str) -> str:
-        text = "\n".join((*digests, *self.names))
-        return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.rows.tobytes()).hexdigest()
-
-    def held(self) -> Held:
-        """Return what it is compared with other sets by: its images."""
-        known, rest = self.counts[:-1], int(self.counts[-1])
-        return leakage.held_in(
-            self.pictures, self.rows, classes=self.names, counts=known, unit="pixels", unlabelled=rest
-        )
-
     def pixels(self, place: int) -> np.ndarray:
         """Return an image, uint8 (3, height, width), in the memory order in which it is at hand.
 
@@ -129,24 +99,32 @@ class _OfScenes:
         """Number of images."""
         return self.scenes.size
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of images, masks and names."""
-        return self.scenes.digest
+        """SHA-256 of images, masks, names and rows. What batches have beside these is no part of it."""
+        return self._hashed(self.scenes.pictures.digest, self.scenes.masks.digest)
 
-    @property
+    @functools.cached_property
     def content(self) -> str | None:
-        """SHA-256 of the images' files, masks and names, whatever their size here; None where it is not known."""
-        return self.scenes.content
+        """SHA-256 of the images' files, masks, names and rows, whatever their size here; None where it is not known."""
+        pictures, masks = self.scenes.pictures.originals, self.scenes.masks.originals
+        return None if pictures is None or masks is None else self._hashed(pictures, masks)
 
-    @property
+    def _hashed(self, *digests: str) -> str:
+        text = "\n".join((*digests, *self.scenes.names))
+        return hashlib.sha256(text.encode(errors="surrogateescape") + b"\n" + self.scenes.rows.tobytes()).hexdigest()
+
+    @functools.cached_property
     def counts(self) -> np.ndarray:
         """Pixels of each class in the whole images, int64 (classes,)."""
-        return self.scenes.counts[:-1]
+        return self.scenes.masks.counts[self.scenes.rows].sum(0)[:-1]
 
     def held(self) -> Held:
-        """Return what its images are compared with other sets by."""
-        return self.scenes.held()
+        """Return what it is compared with other sets by: its images."""
+        scenes = self.scenes
+        rest = int(scenes.masks.counts[scenes.rows, -1].sum())
+        known = {"classes": scenes.names, "counts": self.counts, "unit": "pixels", "unlabelled": rest}
+        return leakage.held_in(scenes.pictures, scenes.rows, **known)
 
 
 @dataclass(frozen=True, eq=False)
