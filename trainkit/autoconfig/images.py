@@ -183,8 +183,6 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         raise UserError(train, found, "two or more class folders: <class>/<image>")
     fitted.put("data.train", train)
     fitted.drop("data.group", "data.hold_out", "data.stratify", "task.class_weights")
-    if isinstance(data.sampling, dict):
-        fitted.drop("data.sampling")
     choice = _choose_start(fitted, recipe, train, looked)
     if choice is None or choice.weights is None:
         values(fitted, recipe, looked)

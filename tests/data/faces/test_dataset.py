@@ -16,7 +16,6 @@ from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.interfaces import Data
-from trainkit.paths import locate
 
 REAL = Path(__file__).parents[4] / "shared" / "data" / "faces_lfw112"
 real = pytest.mark.skipif(not REAL.is_dir(), reason="the real faces are not beside this checkout")
@@ -172,14 +171,6 @@ def test_a_set_is_packed_once_and_again_when_a_file_changes(faces, cache):
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert file.read_bytes() != bytes(content)
     assert faces.open(0).meta.digest != first
-
-
-def test_relative_paths_begin_at_the_data_root(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert locate("a/b") == tmp_path / "a" / "b"
-    monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path / "elsewhere"))
-    assert locate("a") == tmp_path / "elsewhere" / "a"
-    assert locate("/x") == Path("/x")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -150,7 +151,8 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
             for batch in some.read(PLAN.keys(split, 0)):
                 got.append(batch)
                 for number in numbers:
-                    os.kill(some._workers[0].process.pid, number)
+                    with contextlib.suppress(ProcessLookupError):  # one whose batch had come before it died
+                        os.kill(some._workers[0].process.pid, number)
         return got
 
     expected = list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False))

@@ -204,20 +204,17 @@ class FaceSplit(TrainSplit):
 
     def held(self) -> Held:
         """Return what splits are compared by: people by their names, of a set to be evaluated by its folders."""
-        if (part := self.part) is not None:
-            if part.pairs is not None:
-                more = {"prints": self.packed.at("content", part.rows)}
-                return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people", **more)
-            counts = np.bincount(part.label, minlength=len(part.names))
-            more = {"label": part.label, "classes": part.names, "counts": counts}
-            return leakage.held_in(self.packed, part.rows, subjects=_people(part.names), kind="people", **more)
-        if not self.packed.classes:
+        part, names, label = self.part, self.names, np.asarray(self.packed.labels)
+        rows = np.arange(len(self.packed)) if part is None else part.rows
+        held = functools.partial(leakage.held_in, self.packed, rows, kind="people")
+        if part is not None and part.pairs is not None:
+            return held(subjects=_people(names), prints=self.packed.at("content", rows))
+        if part is None and not self.packed.classes:
             folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
-            return leakage.held_in(self.packed, subjects=_people(folders), kind="people")
-        names, label = self.packed.class_names, np.asarray(self.packed.labels)
+            return held(subjects=_people(folders))
+        label = label if part is None else part.label
         counts = np.bincount(label, minlength=len(names))
-        people = _people(names)
-        return leakage.held_in(self.packed, subjects=people, kind="people", label=label, classes=names, counts=counts)
+        return held(subjects=_people(names), label=label, classes=names, counts=counts)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the images at `indices`, and which are to be mirrored: all in the view asked for, or as drawn for the

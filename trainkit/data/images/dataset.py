@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from trainkit import rng
-from trainkit.config.ranges import Deviation, Fraction, Positive, Side
+from trainkit.config.ranges import Deviation, Fraction, Side
 from trainkit.data import augment, image_folder, import_images, sources
 from trainkit.data.augment import AnyAugment, Augment, Light, Plain, Timm
 from trainkit.data.leakage import Held, held_in
@@ -98,9 +98,9 @@ class Images:
     open_set: bool = False
     """The evaluation data has other classes than the training data: only retrieval is offered. Held-out groups take
     their classes with them."""
-    sampling: Literal["uniform", "balanced"] | dict[str, Positive] = "uniform"
+    sampling: Literal["uniform", "balanced"] = "uniform"
     """Sampling of training images. `uniform`: each once per epoch. `balanced`: with replacement, every class equally
-    often. A block of weights per class (others: 1): with replacement, in proportion to the weight."""
+    often."""
     cap: Annotated[int, Field(ge=1, le=1000000000)] = 50_000
     """Largest number of images used for separation, inspection and the evaluation of `train`: a fixed random subset."""
     name: Literal["images"] = "images"
@@ -205,41 +205,33 @@ class Images:
                 found = f"no training images of {few(absent)} remain, all are held out"
                 raise UserError("data.hold_out", found, "groups that leave images of each class", "name other groups")
             if new:
-                found = f"classes that are not in the training set: {few(new)}"
-                expected = f"those of data.train: {few(sorted(trained))}"
-                missing = f"; of those it has no {few(absent)}" if absent else ""
-                raise UserError(
-                    place, found, expected + missing, "set open_set: true to evaluate other classes by retrieval"
-                )
+                found, expected = f"classes that are not in the training set: {few(new)}", few(sorted(trained))
+                remedy = "set open_set: true to evaluate other classes by retrieval"
+                raise UserError(place, found, f"those of data.train: {expected}", remedy)
             if absent:
                 _log.warning("%s: no images of %d training classes: %s", place, len(absent), few(absent))
         if len(present) < 2:
             raise UserError(place, f"images of {len(present)} class ({few(present)})", "at least 2")
 
     def _check_leaks(self, train: ImageSplit, scored: Mapping[str, ImageSplit]) -> None:
-        both = {name: sorted(set(train.names) & set(one.names)) for name, one in scored.items() if self.open_set}
-        classes = [
-            (
-                name,
-                f"{len(some)} of its {len(scored[name].names)} classes are in the training set, but open_set is on: "
-                f"{few(some)}",
-            )
-            for name, some in both.items()
-            if some
-        ]
+        classes = []
+        for name, one in scored.items() if self.open_set else ():
+            if both := sorted(set(train.names) & set(one.names)):
+                found = f"{len(both)} of its {len(one.names)} classes are in the training set, but open_set is on"
+                classes.append((name, f"{found}: {few(both)}"))
         held = {name: one.held() for name, one in scored.items()}
         remedy = "divide the sets by group (data.hold_out can), or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each group and each image in one split", remedy, classes)
 
     def _kinds(self, name: str, split: ImageSplit, retrieval_only: bool) -> dict[str, ImageSplit]:
         """Return the splits by which a set is evaluated, by the words that evaluations name them by."""
-        few = split.some(self.cap)
-        plain = replace(split, name=name, kind="retrieval" if retrieval_only else "classes")
-        searched = {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
+        some, found = split.some(self.cap), {}
+        kinds: dict[str, Kind] = {"": "classes", ".separation": "separation", ".inspection": "inspection"}
         if retrieval_only:
-            return {name: plain} | searched
-        looked_at = ("separation", "inspection")
-        return {name: plain} | {f"{name}.{k}": replace(few, name=f"{name}.{k}", kind=k) for k in looked_at} | searched
+            kinds = {"": "retrieval"}
+        for end, kind in kinds.items():
+            found[name + end] = replace(some if end else split, name=name + end, kind=kind)
+        return found | {f"{name}.retrieval": replace(split, name=f"{name}.retrieval", kind="retrieval")}
 
     def _checked_augment(self) -> AnyAugment:
         if isinstance(self.augment, Timm):
@@ -253,13 +245,7 @@ class Images:
         if self.sampling == "uniform":
             return None
         counts = np.bincount(train.label, minlength=len(train.names))
-        if self.sampling == "balanced":
-            return (1.0 / np.maximum(counts, 1))[train.label]
-        absent = sorted(set(self.sampling) - set(train.names))
-        if absent:
-            found = f"weights for unknown classes: {few(absent)}"
-            raise UserError("data.sampling", found, f"some of: {few(sorted(train.names), 20)}")
-        return np.asarray([self.sampling.get(name, 1.0) for name in train.names])[train.label]
+        return (1.0 / np.maximum(counts, 1))[train.label]
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,15 +295,15 @@ class ImageSplit(TrainSplit):
         """SHA-256 of images, labels and names; that of the packed set where it is taken whole."""
         if self.names == self.packed.class_names and np.array_equal(self.rows, np.arange(len(self.packed))):
             return self.packed.digest
-        text = "\n".join((self.packed.digest, *self.names)).encode(errors="surrogateescape")
-        return hashlib.sha256(text + b"\n" + self.rows.tobytes() + self.label.tobytes()).hexdigest()
+        return self._hash(self.packed.digest)
 
     @functools.cached_property
     def content(self) -> str | None:
         """SHA-256 of files, labels and names, whatever their size here; None where the set was packed without it."""
-        if self.packed.originals is None:
-            return None
-        text = "\n".join((self.packed.originals, *self.names)).encode(errors="surrogateescape")
+        return None if self.packed.originals is None else self._hash(self.packed.originals)
+
+    def _hash(self, images: str) -> str:
+        text = "\n".join((images, *self.names)).encode(errors="surrogateescape")
         return hashlib.sha256(text + b"\n" + self.rows.tobytes() + self.label.tobytes()).hexdigest()
 
     @property

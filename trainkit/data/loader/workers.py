@@ -19,7 +19,6 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -75,9 +74,7 @@ class Workers:
 
         Raises UserError for a way to start them that this system has not.
         """
-        if loader.start not in (None, *multiprocessing.get_all_start_methods()) or (
-            loader.start == "fork" and not hasattr(os, "fork")
-        ):
+        if loader.start not in (None, *multiprocessing.get_all_start_methods()):
             remedy = "remove it to use the platform's default"
             raise UserError("loader.start", f"{loader.start}, which this platform does not have", "spawn", remedy)
         self._split, self._loader, self._tell = split, loader, tell
@@ -112,12 +109,24 @@ class Workers:
                     return None
                 if not isinstance(lost, _Lost):
                     raise
-                self._restarts += 1
-                if self._restarts > RESTARTS:
-                    self.close()
-                _tell_lost(worker.reading(), lost, self._restarts, self._tell)
-                worker.replace()
+                self._replace(worker, lost)
         return None
+
+    def _replace(self, worker: _Worker, lost: _Lost) -> None:
+        """Have another process read in the place of one that is lost. Raises UserError after RESTARTS of them."""
+        key, _ = worker.asked[0]
+        reading = f"loader, epoch {key[0]}, rows {few(map(str, key[1].tolist()), 8)} of {self._split.name}"
+        self._restarts += 1
+        if self._restarts > RESTARTS:
+            self.close()
+            again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
+            remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
+            raise UserError(reading, f"{lost}{again}", remedy=remedy) from None
+        said = f"{reading}: {lost}; replaced ({self._restarts} of {RESTARTS} times)"
+        _log.warning("%s", said)
+        if self._tell is not None:
+            self._tell(said)
+        worker.replace()
 
     def close(self) -> None:
         """End all, whatever they are at."""
@@ -137,29 +146,8 @@ class Workers:
         self.close()
 
 
-def _tell_lost(reading: str, lost: object, times: int, tell: Callable[[str], None] | None) -> None:
-    """Report that a worker was lost and another one reads. Raises UserError once that has been done RESTARTS times."""
-    if times > RESTARTS:
-        again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
-        remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
-        raise UserError(f"loader, {reading}", f"{lost}{again}", remedy=remedy) from None
-    said = f"loader, {reading}: {lost}; replaced ({times} of {RESTARTS} times)"
-    _log.warning("%s", said)
-    if tell is not None:
-        tell(said)
-
-
 class _Lost(Exception):
     """Raised with a sentence about what became of a worker."""
-
-
-@dataclass(eq=False)
-class _Asked:
-    """A batch that a worker was asked for and has not given yet."""
-
-    key: Key
-    memory: BatchMemory | None = None
-    """Where the worker leaves it. None where the system has no such memory: torch then shares the arrays."""
 
 
 class _Worker:
@@ -168,7 +156,8 @@ class _Worker:
     def __init__(self, split: Readable, loader: Loader, keys: Iterator[Key]):
         self._split, self._loader, self._keys = split, loader, keys
         self._patience = math.ceil(loader.timeout.seconds / _LOOKS_EVERY)
-        self.asked: deque[_Asked] = deque()
+        self.asked: deque[tuple[Key, BatchMemory | None]] = deque()
+        """The key of each, and where the worker leaves it; None where there is no such memory: torch shares arrays."""
         self._start()
 
     def _start(self) -> None:
@@ -208,26 +197,26 @@ class _Worker:
         """Yield what the DataLoader hands to its process, as it has room for more."""
         with_memory = batch_memory.possible()
         for key in self._keys:
-            self.asked.append(asked := _Asked(key))
-            if with_memory:
-                asked.memory = BatchMemory()
-            yield (*key, asked.memory.path if asked.memory else None)
+            memory = BatchMemory() if with_memory else None
+            self.asked.append((key, memory))
+            yield (*key, memory.path if memory else None)
 
     def take(self) -> Batch:
         """Return the batch that it was asked for first. Raises UserError as reading it did, _Lost for other ends."""
-        asked, answer = self.asked[0], None
+        (_, memory), batch = self.asked[0], None
         if self._lost is None:
             try:
-                answer = self._answer()
+                batch = self._answer()
             except _Lost as lost:
                 self._lost = lost
-        batch = answer if asked.memory is None else asked.memory.batch()
-        # A process may have ended before it sent word of what it had read whole.
+        if memory is not None:
+            # A process may have ended before it sent word of what it had read whole.
+            batch = memory.batch()
         if batch is None:
             raise self._lost or _Lost("a worker process left no batch")
         self.asked.popleft()
-        if asked.memory is not None:
-            asked.memory.close()
+        if memory is not None:
+            memory.close()
         return batch
 
     def _answer(self) -> Batch | None:
@@ -241,28 +230,22 @@ class _Worker:
                     raise _Lost(f"a worker process {_ended(self.process.exitcode)}") from None
                 if "timed out" not in str(error):
                     raise
+                continue
             except OSError as error:
                 raise _Lost(f"cannot read from a worker process ({error.strerror or error})") from None
-            else:
-                if isinstance(answer, UserError):
-                    raise answer
-                if isinstance(answer, str):
-                    _log.warning("a worker process raised\n%s", answer)
-                    raise _Lost(f"a worker process raised {answer.splitlines()[-1][:300]}")
-                return answer
+            if isinstance(answer, UserError):
+                raise answer
+            if isinstance(answer, str):
+                _log.warning("a worker process raised\n%s", answer)
+                raise _Lost(f"a worker process raised {answer.splitlines()[-1][:300]}")
+            return answer
         raise _Lost(f"a worker process was silent for {self._loader.timeout.seconds:g} s (loader.timeout)")
-
-    def reading(self) -> str:
-        """Describe the batch that it was asked for first."""
-        epoch, rows = self.asked[0].key
-        return f"epoch {epoch}, rows {few(map(str, rows.tolist()), 8)} of {self._split.name}"
 
     def replace(self) -> None:
         """End it, and have another one read all that it was asked for."""
         self.process.kill()
-        again = [asked.key for asked in self.asked]
         self.end()
-        self._keys = itertools.chain(again, self._keys)
+        self._keys = itertools.chain([key for key, _ in self.asked], self._keys)
         self.asked.clear()
         self._start()
 
@@ -275,9 +258,9 @@ class _Worker:
         self._answers = iter(())
         with contextlib.suppress(ValueError):  # of one that is still there
             self.process.close()
-        for asked in self.asked:
-            if asked.memory is not None:
-                asked.memory.close()
+        for _, memory in self.asked:
+            if memory is not None:
+                memory.close()
 
 
 @contextlib.contextmanager
@@ -297,10 +280,7 @@ def _ended(code: int | None) -> str:
     """Describe the end of a process by its exit code."""
     if code is None or code >= 0:
         return f"ended with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+    name = signal.Signals(-code).name
     return f"was killed by {name}" + (", as a system out of memory does" if name == "SIGKILL" else "")
 
 
