@@ -81,8 +81,6 @@ class Rows(ABC):
     """Of entries of a manifest, whether a value can be one; the number of rows is known to `Rows`."""
     IDENTITY: ClassVar[Sequence[str]] = ()
     """Entries that the digest is of, where they are there, beside the hashes of columns and files."""
-    BATCH_ROWS: ClassVar[int] = 1 << 16
-    """Most rows of a batch."""
 
     def __init__(self, path: Path | str):
         """Check manifest, digest, sizes of all files and hashes of small ones, and map them. Raises UserError."""

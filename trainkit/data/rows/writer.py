@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import uuid
 import zlib
@@ -272,18 +271,6 @@ class Writer:
 def opened(path: Path) -> BinaryIO:
     """Open a file to read and write, made where it is not there."""
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-
-
-def line(text: str) -> str:
-    """Return a text without line breaks, which in a list of names would shift all behind it."""
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-
-
-def plain(text: str) -> str:
-    """Return the text of a `line`."""
-    if "\\" not in text:
-        return text
-    return re.sub(r"\\(.)", lambda found: {"n": "\n", "r": "\r"}.get(found[1], found[1]), text)
 
 
 def _size(value: bytes | memoryview | np.ndarray) -> int:

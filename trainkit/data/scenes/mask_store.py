@@ -26,7 +26,7 @@ import numpy as np
 from trainkit.data import cache
 from trainkit.data.cache import Progress
 from trainkit.data.rows.row_files import ABSENT, Column, Form, Layout, Text, is_count, is_list, is_text
-from trainkit.data.rows.writer import Writer, line
+from trainkit.data.rows.writer import Writer
 from trainkit.data.scenes import files, map_store
 from trainkit.data.scenes.lost_objects import Fates, Objects, Tally, fates, resized
 from trainkit.data.scenes.map_store import CompressedMaps
@@ -165,7 +165,7 @@ def _write(
         found = fates(mask, painted, size)
         mask = mask if size is None else resized(mask, size)
         counts = {"counts": counted(mask, len(labels.names)), "fingerprint": fingerprint(mask)}
-        return _Row(scene.id, original, {"id": line(scene.id), **map_store.packed(mask), **counts}, found)
+        return _Row(scene.id, original, {"id": scene.id, **map_store.packed(mask), **counts}, found)
 
     ids, originals, bad = [], [], []
     tally = Tally(labels.names, source.is_painted)

@@ -43,7 +43,6 @@ from trainkit.data.rows import row_files
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import ABSENT, REBUILD, Column, Form, Part, Text, is_count, is_packed
 from trainkit.data.rows.writer import Writer as RowWriter
-from trainkit.data.rows.writer import line, plain
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
 from trainkit.files import Json
@@ -334,7 +333,7 @@ class Writer(RowWriter):
         data = pixels.reshape(-1).data
         if self.store == "encoded":
             data = encoded or image_decode.encode(pixels.transpose(1, 2, 0))
-        row = {"id": line(id), "label": -1, "group": -1, "crc": zlib.crc32(data), "content": content(pixels)}
+        row = {"id": id, "label": -1, "group": -1, "crc": zlib.crc32(data), "content": content(pixels)}
         self.add({**row, "image": data})
 
     def finish(
@@ -384,7 +383,7 @@ class Writer(RowWriter):
         """Hash the list of ids and other words, as JSON writes it, then arrays, then the hashes of images."""
         hashed = hashlib.sha256(b"[")
         for some in self.reading(Packed, manifest).texts_by_batch("id"):
-            hashed.update(json.dumps([plain(text) for text in some])[1:-1].encode() + b", ")
+            hashed.update(json.dumps(some)[1:-1].encode() + b", ")
         hashed.update(json.dumps(list(words))[1:].encode())
         for array in arrays:
             hashed.update(f"\n{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())

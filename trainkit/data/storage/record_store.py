@@ -24,6 +24,7 @@ import numpy as np
 from trainkit.data.formats import recordio
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import UNKNOWN_CONTENT, Source
+from trainkit.data.rows.writer import BATCH_ROWS
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -111,7 +112,7 @@ class Records(Packed):
     def texts_by_batch(self, name: str) -> Iterator[list[str]]:
         """Yield the names of records, in the order of rows."""
         names = recordio.names(self._table)
-        while some := list(islice(names, self.BATCH_ROWS)):
+        while some := list(islice(names, BATCH_ROWS)):
             yield some
 
     def text(self, name: str, row: int) -> str:

@@ -47,7 +47,6 @@ from trainkit.data.rows.row_files import (
     unreadable,
 )
 from trainkit.data.rows.writer import Writer as RowWriter
-from trainkit.data.rows.writer import line
 from trainkit.data.volumes.preprocess import AXES, Preparation
 from trainkit.errors import UserError
 from trainkit.files import Json
@@ -362,7 +361,7 @@ class Writer(RowWriter):
                 "clinical": {},  # kept though it is empty: sets of before keep their digest
             }
         )
-        self.add({"id": line(case.id), **{_PARTS[name]: array for name, array in parts.items()}})
+        self.add({"id": case.id, **{_PARTS[name]: array for name, array in parts.items()}})
 
     def volumes(self) -> dict[str, list[float]]:
         """Return the volumes of the labels of each case that is written, in mm3, by its id."""
