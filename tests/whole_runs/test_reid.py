@@ -169,7 +169,6 @@ def test_the_published_recipes_run_on_two_processes_and_sets_laid_out_as_publish
 MISTAKES = [
     ({"train": "{length: 4 steps, batch_size: 20, micro_batch: 5}"}, r"P x K = 10 samples that belong together"),
     ({"train": "{length: 4 steps, batch_size: 15}"}, r"P x K = 10 samples that belong together"),
-    ({"data__sampler": "{name: modal_pk, people: 2, each: 5, half: true}"}, r"half needs an even number"),
     ({"data__sampler": "{name: modal_pk, people: 10, each: 2}", "train": "{length: 4 steps, batch_size: 20}"},
      r"10 people in a step, but only 9 can be sampled"),
     ({"data__modalities": "[rgb, nir, sk, infrared]"}, r"infrared"),

@@ -376,16 +376,6 @@ def test_an_open_set_whose_classes_are_trained_is_refused(eyes, other_eyes):
 # ---- Order and sampling ----------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_is_a_permutation_cut_into_whole_batches(eyes):
-    train = Images(train=str(eyes), image_size=8).open(3).train
-    order = train.order(epoch=2, batch_size=12)
-    assert order.shape == (3, 12) and len(set(order.ravel().tolist())) == 36
-    assert (order == Images(train=str(eyes), image_size=8).open(3).train.order(2, 12)).all()
-    assert not (order == train.order(3, 12)).all()
-    with pytest.raises(UserError, match="batch_size: 41"):
-        train.order(0, 41)
-
-
 def test_balanced_sampling_draws_every_class_equally_often(tmp_path):
     names = {"a": [f"{i}.png" for i in range(60)], "b": [f"{i}.png" for i in range(30)], "c": ["0.png"] * 1}
     root = folder(tmp_path / "set", names, side=(2, 2))

@@ -5,7 +5,6 @@ import pickle
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import people_sets as sets
@@ -17,7 +16,6 @@ from PIL import Image
 from runs import environment
 
 from trainkit.config import validation
-from trainkit.config.schedule import Curve
 from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
 from trainkit.data import augment
@@ -28,10 +26,8 @@ from trainkit.data.people.modalities import subsets
 from trainkit.data.people.pk_sampler import PK, ModalPK, Pairs, parts_of
 from trainkit.data.people.searches import combined
 from trainkit.data.people.tokenizer import Captions, Words
-from trainkit.data.synthetic import people as sample_people
 from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Data
-from trainkit.training import plan
 
 SMALL = {"image_size": (16, 8), "text": Captions(length=12, vocabulary=500)}
 BLOCK = ModalPK(people=2, each=5)
@@ -101,13 +97,6 @@ def test_capped_queries_are_never_more_than_a_batch_may_have(kinds):
     modality = np.asarray([m for k in kinds for m in k])
     number = sum(len(rows) for rows in combined(person, modality, subsets(), cap=True))
     assert number <= len(person) + 11 * (len(person) // 2)
-
-
-def test_records_of_one_modality_ask_once_each_and_others_take_turns():
-    person, modality = np.zeros(5, np.int64), np.array([1, 1, 1, 2, 2])
-    alone, both = combined(person, modality, [(1,), (1, 2)])
-    assert alone[:, 1].tolist() == [0, 1, 2]
-    assert both[:, 1:3].tolist() == [[0, 3], [1, 4], [2, 3]] and (both[:, [0, 3, 4]] == -1).all()
 
 
 # ---- What is opened --------------------------------------------------------------------------------------------------
@@ -281,12 +270,6 @@ def test_people_are_held_out_by_share_or_by_name(home):
         block(home, hold_out=[f"p{n:02d}" for n in range(6)]).open(0)
 
 
-def test_drawn_people_have_two_parts(home, monkeypatch):
-    monkeypatch.setattr(sample_people, "folder", lambda: home)
-    opened = block(home, train="sample:people", evaluate={"val": "sample:people"}).open(0)
-    assert opened.meta.classes == 6 and opened.evaluations["val"].persons() == {"a", "b", "c"}
-
-
 # ---- Batches ---------------------------------------------------------------------------------------------------------
 
 
@@ -409,33 +392,6 @@ def test_an_evaluation_gives_records_as_they_come_and_has_no_queries(opened):
     with pytest.raises(ValueError, match="not a split to train on"):
         val.order(0, 10)
     assert (val.at_once, val.views, opened.train.views) == (None, 1, 0)
-
-
-@pytest.mark.parametrize("world", [1, 2, 4])
-def test_processes_read_whole_blocks_of_different_people(home, world):
-    data = block(home, sampler=ModalPK(people=2, each=3, batches_per_epoch=8)).open(0)
-    train = SimpleNamespace(batch_size=12, micro_batch=None, length=None, schedule=Curve())
-    recipe = SimpleNamespace(train=train, task=None)
-    if world == 4:
-        with pytest.raises(UserError, match=r"P x K of data\.sampler"):
-            plan.Plan.make(recipe, data, world, 0)
-        return
-    recipe.train.length = SimpleNamespace(steps=lambda per_epoch, batch: 2 * per_epoch)
-    plans = [plan.Plan.make(recipe, data, world, rank) for rank in range(world)]
-    assert plans[0].steps_per_epoch == 4 and plans[0].micro_batch == 6
-    streams = [list(p.keys(data.train, 0)) for p in plans]
-    for update in range(8):
-        micros = [
-            s[update * p.accumulation + m][1]
-            for m in range(plans[0].accumulation)
-            for s, p in zip(streams, plans, strict=True)
-        ]
-        assert all(len(rows) == 6 for rows in micros)
-        people_of = [set(data.train.label[rows].tolist()) for rows in micros]
-        assert all(len(some) == 2 for some in people_of) and not people_of[0] & people_of[1]
-        assert (np.concatenate(micros) == data.train.order(update // 4, 12)[update % 4, :]).all()
-    late = list(plans[0].keys(data.train, 5))
-    assert all((a[1] == b[1]).all() for a, b in zip(late, streams[0][5 * plans[0].accumulation :], strict=True))
 
 
 def contents(batch: dict) -> tuple[Counter, Counter]:
