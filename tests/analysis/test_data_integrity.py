@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import logging
@@ -106,7 +105,6 @@ def test_every_check_of_a_clean_set_is_listed(clean):
     assert {key: (one["samples"], one["looked_at"]) for key, one in report.sets.items()} == {
         "data.train": (12, 12), VAL: (6, 6)
     }  # fmt: skip
-    assert all(len(column) == len(report.findings) for column in report.columns().values())
 
 
 def test_a_picture_that_was_compressed_anew_is_found_where_its_content_is_another(leaking):
@@ -360,8 +358,6 @@ def test_a_run_says_what_it_found_and_keeps_it(leaking, tmp_path, capsys):
     assert f"integrity: {VAL}: 1 of 7 images look like one in data.train" in capsys.readouterr().out
     kept = json.loads(artifact("tables/integrity.json", tmp_path))
     assert {one["check"] for one in kept["findings"] if one["verdict"] == "leak"} == {"look-alikes"}
-    rows = list(csv.DictReader(artifact("tables/integrity.csv", tmp_path).splitlines()))
-    assert [row["verdict"] for row in rows if (row["where"], row["check"]) == (VAL, "look-alikes")] == ["leak"]
     tags = Store.locate().client().get_run(newest().info().run_id).data.tags
     assert tags["trainkit.integrity"].startswith("1 leak")
     drawn = Store.locate().client().list_artifacts(newest().info().run_id, "figures")

@@ -1,7 +1,7 @@
 """Check the data of a run for train/test leakage and suspicious samples.
 
 Each data digest is checked once, before training; the report is kept in `<store>/integrity/`. Findings are printed and
-logged with every run: `tables/integrity.json` and `.csv`. The recipe's `integrity.policy` decides whether they
+logged with every run: `tables/integrity.json`. The recipe's `integrity.policy` decides whether they
 stop the run. `trainkit data check` runs the same checks without training.
 
 A split takes part through its method `held()`; `trainkit.data.leakage` compares sets.
@@ -105,10 +105,6 @@ class Report:
         """Return the report as it is stored."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the findings as columns of a table."""
-        return {key: [getattr(one, key) for one in self.findings] for key in _COLUMNS}
-
     def sentences(self) -> list[str]:
         """Return the lines for the start of a run: leaks and errors, and the number of other findings."""
         scores: dict[str, str] = dict.fromkeys(("subjects", "copies"), "; its metrics are too optimistic")
@@ -124,9 +120,6 @@ class Report:
             remedy = "fix the sets (trainkit data check lists more), or continue with integrity.policy=warn"
             found = f"integrity.policy=refuse stops this run:{listing}\n"
             raise UserError("data", found, "each sample in one split only, and readable", remedy)
-
-
-_COLUMNS = ("where", "check", "verdict", "count", "of", "said")
 
 
 def ensure(recipe: Recipe, data: Dataset, runtime: Runtime, store: Store) -> Report | None:
@@ -156,7 +149,6 @@ def note(report: Report | None, data: Dataset, tracker: Tracker | Silent, say: C
     if (drawn := pictures(report, data)) is not None:
         tracker.figure(FIGURE, drawn)
     tracker.artifact_text(ARTIFACT, report.json())
-    tracker.table("tables/integrity.csv", report.columns())
     tracker.tags({"trainkit.integrity": report.summary})
     for sentence in report.sentences():
         say(f"integrity: {sentence}")

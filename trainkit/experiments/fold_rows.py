@@ -13,10 +13,6 @@ from trainkit.analysis.saved_rows import Columns
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Silent, Tracker
-
-_CSV_ROWS = 10_000
-"""Longest table of samples that is also kept as CSV, which MLflow's page shows."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +86,3 @@ def read(runs: Sequence[RunFolder], evaluation: str, store: Store) -> list[Colum
             rows = saved_rows.read(client, run.info().run_id, name, without=())
         found.append(rows and rows[0])
     return found
-
-
-def keep(evaluation: str, table: Columns, tracker: Tracker | Silent) -> None:
-    """Log the rows of all folds as artifacts of the parent run."""
-    tracker.table(f"rows/{evaluation}_folds.parquet", table)
-    if len(table["fold"]) <= _CSV_ROWS:
-        plain = {key: column for key, column in table.items() if column.ndim == 1}
-        tracker.table(f"tables/{evaluation}_folds.csv", plain)

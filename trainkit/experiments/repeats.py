@@ -107,7 +107,7 @@ class Folds(RunGroup):
             values, {name: fold_rows.read(runs, name, parent.store) for name in self.recipe.evaluations}
         )
         for name, table in pooled.tables.items():
-            fold_rows.keep(name, table, parent.tracker)
+            parent.tracker.table(f"rows/{name}_folds.parquet", table)
         for k, end in enumerate(("", "_low", "_high")):
             parent.tracker.log(step, {f"pooled/{name}{end}": own[k] for name, own in pooled.scores.items()})
         ends = {name: pooled.scores.get(name) for name in values}

@@ -105,7 +105,6 @@ class Settings(RunGroup):
 
     def log(self, results: Sequence[Result], parent: Parent) -> None:
         """Log the newest score over the number of its setting."""
-        parent.tracker.tags({"trainkit.axes": shlex.join(self._axis_words())})
         if not math.isnan(value := results[-1].value):
             parent.tracker.log(len(results) - 1, {f"sweep/{self.best.metric}": value})
 
