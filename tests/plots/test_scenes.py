@@ -83,7 +83,7 @@ def arrays(count: int, names=("road", "sky", "car"), colours=COLOURS) -> dict:
     }
 
 
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", [1, 2])
 def test_a_picture_is_drawn_of_any_number_of_scenes(count):
     figure = run_figures.picture("scenes", arrays(count), "val, step 100")
     out = io.BytesIO()
@@ -92,15 +92,13 @@ def test_a_picture_is_drawn_of_any_number_of_scenes(count):
     assert wide == 1200 and tall > 200 * count + 60
     texts = [text.get_text() for text in figure.texts]
     assert texts[0] == "val, step 100" and len(figure.axes[0].images) == 4 * count
-    assert ("none" in texts) == (count == 0)
-    if count:
-        assert {"image", "prediction", "wrong pixels", "truth (chequered: no label)"} <= set(texts)
-        assert {"road", "sky", "car"} <= set(texts)  # the last is predicted only
-        caption = "a/long/folder/scene0.png: mIoU 0.500, pixel accuracy 95.6 %; lowest IoU: sky 0.25, road 0.75"
-        assert caption in texts
-        expected = panels(*one(), COLOURS)
-        for image, panel in zip(figure.axes[0].images[:4], expected, strict=True):
-            assert (image.get_array() == panel).all()
+    assert {"image", "prediction", "wrong pixels", "truth (chequered: no label)"} <= set(texts)
+    assert {"road", "sky", "car"} <= set(texts)  # the last is predicted only
+    caption = "a/long/folder/scene0.png: mIoU 0.500, pixel accuracy 95.6 %; lowest IoU: sky 0.25, road 0.75"
+    assert caption in texts
+    expected = panels(*one(), COLOURS)
+    for image, panel in zip(figure.axes[0].images[:4], expected, strict=True):
+        assert (image.get_array() == panel).all()
 
 
 def test_classes_that_are_nowhere_are_not_in_the_legend_and_own_colours_do():
@@ -131,8 +129,8 @@ def test_the_legend_keeps_to_its_place(names):
     assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
     top = max(image.get_window_extent().y1 for image in figure.axes[0].images)
     assert all(box.y0 >= top - 1 for box in boxes)
-    more = [text.get_text() for text in figure.texts if "rarer" in text.get_text()]
-    assert len(more) == (len(names) > 100)
+    patches = figure.axes[0].patches
+    assert len(patches) == min(len(names), 20)
 
 
 def test_tall_and_wide_pictures_stand_below_each_other():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAP_COLOURS = (*COLOURS, "#8b5a2b", "#8c8c8c", "#7030a0", "#9a9a00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 """Six markers and eleven colours have no common factor: 66 classes look different."""
-_LISTED = 66
+_LISTED = 34
 
 
 def scatter(
@@ -29,7 +29,7 @@ def scatter(
 ) -> Figure:
     """Draw a scatter plot of `points` (n, 2), coloured by `label` (n,), -1 for none; rings mark `wrong` (n,).
 
-    Classes without a sample are left out of the legend; there is none where colours and markers would repeat.
+    Classes without a sample are left out of the legend; of more than 34 there is none.
     """
     points, label, wrong = np.asarray(points, dtype=float), np.asarray(label), np.asarray(wrong, dtype=bool)
     if points.shape != (len(label), 2) or wrong.shape != label.shape:
@@ -40,7 +40,7 @@ def scatter(
     for k in present:
         of = label == k
         colour, marker = (MAP_COLOURS[k % len(MAP_COLOURS)], MARKERS[k % len(MARKERS)]) if k >= 0 else (GRID, "o")
-        called = f"{names[k][:24] if k >= 0 else 'no label'} ({of.sum():,})" if len(present) <= _LISTED else None
+        called = f"{names[k][:24] if k >= 0 else 'no label'} ({of.sum():,})"
         axes.scatter(*points[of].T, s=size, color=colour, marker=marker, alpha=0.65, linewidths=0, label=called)
     if wrong.any():
         # Many thick rings would hide the points.
@@ -55,17 +55,9 @@ def scatter(
         # Neither coordinates nor distances between groups have a meaning in a t-SNE.
         axes.tick_params(labelleft=False, labelbottom=False, length=0)
         axes.grid(visible=False)
-    if len(present) > _LISTED:
-        axes.annotate(
-            f"{len(present)} classes; colours and markers repeat", (0.01, 0.01), xycoords="axes fraction", color=QUIET
-        )
-    named = len(axes.get_legend_handles_labels()[1])
-    if named > 7:
-        columns = -(-named // 34)
-        beside = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0, "ncols": columns, "markerscale": 1.5}
-        legend(axes, "upper left", fontsize=SMALL if named <= 25 else 7, **beside)
-    elif named:
-        legend(axes, "best")
+    if len(present) <= _LISTED:
+        beside = {"bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0, "markerscale": 1.5}
+        legend(axes, "upper left", fontsize=SMALL if len(present) <= 25 else 7, **beside)
     titled(figure, about, f"{int(wrong.sum()):,} of {int((label >= 0).sum()):,} samples shown are misclassified")
     return figure
 

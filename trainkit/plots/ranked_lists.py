@@ -54,11 +54,9 @@ def ranked(
     words = [0.2 + 0.13 * len(lines) for lines in said]
     top_of_key = Sheet.head(title, about)
     head, below = top_of_key + 0.3, 0.24
-    page = Sheet(head + sum(words) + size * (tall + below) + (0 if size else 0.3), dpi=FINE_DPI)
+    page = Sheet(head + sum(words) + size * (tall + below), dpi=FINE_DPI)
     page.titled(title, about)
-    if not size:
-        page.text(WIDTH / 2, head, "none", 11, QUIET, ha="center")
-    for x, word, hit in ((0.3, "same identity", True), (1.6, "other identity", False)) if size else ():
+    for x, word, hit in ((0.3, "same identity", True), (1.6, "other identity", False)):
         _frame(page, x - 0.2, top_of_key + 0.07, 0.13, 0.13, hit)
         page.text(x, top_of_key + 0.135, word, SMALL, va="center")
     top = head
