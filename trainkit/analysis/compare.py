@@ -17,7 +17,7 @@ import numpy as np
 
 from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
-from trainkit.config import diff, metric_rules, metric_table, stored_recipes
+from trainkit.config import diff, metric_rules, metric_table
 from trainkit.config.diff import Change
 from trainkit.environment.record import described, versions
 from trainkit.errors import UserError, few
@@ -99,11 +99,6 @@ class Side:
     def recipe(self) -> dict[str, Any]:
         """Resolved recipe of the first run."""
         return diff.read(self.runs[0].recipe)
-
-    @cached_property
-    def split_seeds(self) -> list[Any]:
-        """For each run the seed by which its recipe divides the data; None where none does."""
-        return [stored_recipes.split_seed(diff.read(run.recipe)) for run in self.runs]
 
     @cached_property
     def metrics(self) -> list[dict[str, list[Point]]]:
@@ -319,10 +314,6 @@ def _is_lower(metric: str, *sides: Side) -> bool | None:
 
 def why_other_data(sides: Sequence[Side], evaluation: str) -> str:
     """Return why runs whose digests of an evaluation differ, or are unknown, were not evaluated on the same data."""
-    drawn = {side.name: sorted({seed for seed in side.split_seeds if seed is not None}) for side in sides}
-    if len({seed for seeds in drawn.values() for seed in seeds}) > 1:
-        said = ", ".join(f"{' and '.join(map(str, seeds)) or 'not set'} in {name}" for name, seeds in drawn.items())
-        return f"evaluated on different data: the seed of the split (data.split_seed) is {said}"
     if unknown := [side.name for side in sides if side.digest(evaluation) is None]:
         return f"the data digest of {few(unknown)} is unknown, or differs between its runs"
     return "evaluated on different data"
