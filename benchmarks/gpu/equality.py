@@ -6,7 +6,6 @@ a CPU, in tests, the same rows compare the CPU with itself.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import subprocess
@@ -20,8 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu.report import ROOT, Check, Row, Scale, Skipped, require, require_cuda, run
 from benchmarks.gpu.trainings import TASKS, advance, needs, tensors, training
-from trainkit.diagnostics.preflight import _saved
-from trainkit.diagnostics.sync_emulation import Following
+from trainkit.checkpoint import storage
 from trainkit.distributed.runtime import checksum
 from trainkit.speed.clock import STEP
 from trainkit.speed.sync_points import Log, cuda_waits
@@ -117,24 +115,17 @@ def _losses(scale: Scale, task: str, *words: str) -> tuple[bool, str]:
 
 def _waits(scale: Scale, task: str) -> tuple[bool, str]:
     needs(task)
+    require_cuda(scale, "a CPU waits for nothing")
     log = Log()
-    cuda = scale.device.type == "cuda"
-    words = () if cuda else ("train.precision=no",)
-    watching = cuda_waits(log.seen, names=True) if cuda else Following(log.seen, log.asks)
-    with contextlib.ExitStack() as stack:
-        if not cuda:
-            stack.enter_context(watching)  # it knows the tensors that are made under it
-        trainer = stack.enter_context(training(task, scale, "loader.workers=0", *words, emulate=not cuda))
+    with training(task, scale, "loader.workers=0") as trainer:
         advance(trainer, WARM_UP)
-        if cuda:
-            stack.enter_context(watching)
-        log.phase = lambda: trainer.clock.phase
-        log.tallies.clear()
-        advance(trainer, WATCHED)
-        found = {place: tally.count for place, tally in log.tallies.items() if place.phase in STEP}
+        with cuda_waits(log.seen):
+            log.phase = lambda: trainer.clock.phase
+            advance(trainer, WATCHED)
+    found = {place: count for place, count in log.counts.items() if place.phase in STEP}
     if not found:
         return True, "0"
-    places = "; ".join(f"{place.what} at {place.where}" for place in found)
+    places = "; ".join(f"{place.code} at {place.where}" for place in found)
     return False, f"{sum(found.values()) / WATCHED:g} a step: {places}"
 
 
@@ -152,7 +143,11 @@ def _bits(scale: Scale, task: str, *words: str) -> tuple[bool, str]:
             true, scaling = checksum(tensors(trainer)), _scale_of_loss(trainer)
         with training(task, scale, *_REPEATS, *words, folder=Path(home) / "killed") as trainer:
             advance(trainer, half)
-            path, _ = _saved(trainer)
+            trainer.checkpoints.save(required=True)
+            trainer.checkpoints.wait()
+            path, problems = storage.newest_valid(Path(home) / "killed" / "checkpoints")
+            if path is None:
+                raise RuntimeError("; ".join(problems))
             advance(trainer, half)
             again = checksum(tensors(trainer))
         with training(task, scale, *_REPEATS, *words, folder=Path(home) / "killed", resume=path) as trainer:

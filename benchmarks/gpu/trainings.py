@@ -97,19 +97,14 @@ def training(
     *words: str,
     folder: Path | None = None,
     resume: Path | None = None,
-    emulate: bool = False,
 ) -> Iterator[Trainer]:
-    """Make a training whose batches are ready. With a `folder` it can save; `resume` is a checkpoint to continue from.
-
-    `emulate` has a CPU train as a GPU would, for `Following`.
-    """
+    """Make a training whose batches are ready. With a `folder` it can save; `resume` is a checkpoint to go on from."""
     made = recipe(task, scale, words)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     with on(scale.device), tempfile.TemporaryDirectory() as home:
         runtime = Runtime(made)
         runtime.configure(made)
-        runtime.at_once = runtime.at_once and not emulate
         weights = {"teacher": teacher(home)} if task == "adadistill" else {}
         logger = RunLogger(made, _Scratch(folder) if folder else None)
         data = opened(task, scale.tiny)

@@ -142,8 +142,8 @@ def test_images_that_are_not_square_are_cut_and_that_is_said_and_marked(here):
     crowd(here / "people", [4] * 8, (60, 50))
     recipe, text, said = fitted("face_teacher_lfw", "people")
     assert recipe.data.fit == "crop" and recipe.data.image_size == 48
-    assert "people: 32 of 32 images are not square, such as 60 x 50; the largest centre square of each is used" in said
-    assert "  fit: crop  # <- 32 of 32 images are not square, such as 60 x 50: check that faces are centred" in text
+    assert "people: 32 of 32 images are not square; the largest centre square of each is used" in said
+    assert "  fit: crop  # <- 32 of 32 images are not square: check that faces are centred" in text
     assert recipe.data.open(0).train.fetch(np.arange(2), 0)["image"].shape == (2, 3, 48, 48)
     recipe.data.fit = "square"
     with pytest.raises(UserError, match="50 x 60 pixels; expected 48 x 48; crop or align"):
@@ -160,7 +160,7 @@ def test_faces_are_aligned_where_all_have_landmarks(here):
     assert recipe.data.open(0).evaluations["val"].size > 0
     (root / "landmarks5.json").write_text(json.dumps(dict.fromkeys(ids[:-3], POINTS)))
     recipe, _, said = fitted("face_teacher_lfw", "people", "other.yaml")
-    assert recipe.data.fit == "crop" and "people: not aligned, landmarks5.json has 29 of 32 images" in said
+    assert recipe.data.fit == "crop" and not any("aligned" in sentence for sentence in said)
 
 
 # Folders with a level too many

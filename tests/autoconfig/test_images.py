@@ -14,7 +14,7 @@ from PIL import Image
 from runs import run, stripes
 from safetensors.torch import save_file
 
-from trainkit.autoconfig import fit, images, new_recipe, pretrained
+from trainkit.autoconfig import fit, new_recipe, pretrained
 from trainkit.checkpoint import timm_weights
 from trainkit.cli import main
 from trainkit.config import loader
@@ -65,10 +65,7 @@ def refused(**asked) -> str:
 def test_few_photographs_are_fine_tuned_as_the_network_was_trained(here, tiny):
     stripes(here / "patterns", 12, 1, (48, 60))
     recipe, said = copied(weights=str(tiny))
-    assert said == (
-        f"start: fine-tuning of {TINY} ({tiny}): 36 photographs are too few to train from scratch, "
-        "and fine-tuning takes minutes"
-    )
+    assert said == f"start: fine-tuning of {TINY} ({tiny}): as --weights says"
     net, data = recipe.task.net, recipe.data
     assert (net.model, net.weights, net.freeze_bn, net.frozen, net.args) == (TINY, str(tiny), True, False, {})
     config = timm.get_pretrained_cfg(TINY)
@@ -84,30 +81,7 @@ def test_few_photographs_are_fine_tuned_as_the_network_was_trained(here, tiny):
     assert marked == ["group", "augment"], "no line whose change makes runs incomparable is to be decided first"
 
 
-def test_more_photographs_than_are_fine_tuned_in_minutes_are_probed(here, tiny, monkeypatch):
-    stripes(here / "patterns", 12, 1)
-    monkeypatch.setattr(images, "FINE_TUNED", 35)
-    recipe, said = copied(weights=str(tiny))
-    assert said.endswith(
-        "36 photographs are more than the 35 that two CPU cores fine-tune in 5 minutes; "
-        "--start fine-tune trains the whole network"
-    )
-    assert recipe.task.net.frozen and not recipe.task.net.freeze_bn
-    assert recipe.data.augment.views == 2, "flips alone"
-    assert recipe.train.batch_size <= 28, "as many as there are to train on, or fewer"
-    opened = recipe.data.open(recipe.seed)
-    assert opened.train.size == 30 and opened.evaluations["val"].size == 6
-
-
-def test_photographs_are_fine_tuned_where_there_is_a_gpu(here, tiny, monkeypatch):
-    stripes(here / "patterns", 12, 1)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(images, "FINE_TUNED", 35)
-    recipe, said = copied(weights=str(tiny))
-    assert said.endswith("36 photographs, and a GPU") and not recipe.task.net.frozen
-
-
-def test_drawings_tiny_and_very_many_images_start_from_scratch(here, monkeypatch):
+def test_drawings_and_tiny_images_start_from_scratch(here):
     for name, top in (("a", 8), ("b", 30)):
         (here / "letters" / name).mkdir(parents=True)
         for n in range(8):
@@ -119,9 +93,6 @@ def test_drawings_tiny_and_very_many_images_start_from_scratch(here, monkeypatch
     assert said == f"start: from scratch: {why}" and recipe.task.net.model == "convnext_atto"
     stripes(here / "dots", 6, 1, (12, 12))
     assert "images of 12 px are too small" in copied(data="dots", new="dots.yaml")[1]
-    stripes(here / "patterns", 6, 1)
-    monkeypatch.setattr(images, "LARGE_SET", 18)
-    assert "from scratch: 18 images are enough to train from scratch" in copied(new="many.yaml")[1]
 
 
 def test_photographs_have_many_colours_and_drawings_few():
@@ -141,7 +112,7 @@ def test_weights_that_are_not_here_are_told_with_the_command_that_brings_them(he
         "start: from scratch: the pretrained weights of tf_efficientnet_lite0 are not downloaded; "
         "run `trainkit download timm:tf_efficientnet_lite0.in1k`, or pass --weights FILE, and copy again"
     )
-    assert "--start: probe, but the pretrained weights are not downloaded" in refused(start="probe")
+    assert "--start: fine-tune, but the pretrained weights are not downloaded" in refused(start="fine-tune")
     recipe, said = copied(new="other.yaml", weights="timm:resnet18.a1_in1k")
     assert (recipe.task.net.model, recipe.task.net.weights) == ("resnet18.a1_in1k", "pretrained")
     assert said.endswith("the weights are not downloaded: run `trainkit download other.yaml`")
@@ -152,7 +123,8 @@ def test_weights_are_found_beside_the_data(here, monkeypatch):
     (here / "sets" / "pretrained").mkdir()
     monkeypatch.setattr(pretrained, "NETWORK", f"{TINY}.r160_in1k")
     save_file(timm.create_model(TINY).state_dict(), here / "sets" / "pretrained" / f"{TINY}.safetensors")
-    recipe, _ = copied(data="sets/patterns")
+    recipe, said = copied(data="sets/patterns")
+    assert said.endswith("18 photographs")
     assert recipe.task.net.weights == f"sets/pretrained/{TINY}.safetensors", "from the data root"
 
 
@@ -162,21 +134,19 @@ def test_embeddings_of_photographs_start_from_pretrained_weights_too(here, tiny)
     recipe, said = copied("omniglot", weights=str(tiny))
     assert "fine-tuning of" in said and recipe.data.open_set
     assert (recipe.task.net.name, recipe.task.net.model, recipe.task.net.freeze_bn) == ("timm", TINY, True)
-    recipe, _ = copied("eye_state", new="eyes.yaml", start="probe", weights=str(tiny))
-    assert recipe.task.net.frozen and recipe.data.fit == "stretch" and recipe.best.metric == "val/f1_macro"
+    recipe, _ = copied("eye_state", new="eyes.yaml", start="fine-tune", weights=str(tiny))
+    assert recipe.task.net.freeze_bn and recipe.data.fit == "stretch" and recipe.best.metric == "val/f1_macro"
 
 
 def test_the_command_line_chooses(here, tiny):
     stripes(here / "patterns", 6, 1)
-    for start, word in (("fine-tune", "fine-tuning of"), ("probe", "linear probe over")):
-        recipe, said = copied(new=f"{start}.yaml", start=start, weights=str(tiny))
-        assert said == f"start: {word} {TINY} ({tiny}): as --start says"
-        assert recipe.task.net.frozen == (start == "probe")
+    said = copied(new="tuned.yaml", start="fine-tune", weights=str(tiny))[1]
+    assert said == f"start: fine-tuning of {TINY} ({tiny}): as --start says"
     recipe, said = copied(new="scratch.yaml", start="scratch")
     assert said == "start: from scratch: as --start says" and recipe.task.net.model == "convnext_atto"
-    args = ["cp", "convnext", "cli.yaml", "--data", "patterns", "--start", "probe", "--weights", str(tiny)]
+    args = ["cp", "convnext", "cli.yaml", "--data", "patterns", "--start", "fine-tune", "--weights", str(tiny)]
     said = CliRunner().invoke(main.main, args)
-    assert said.exit_code == 0 and "start: linear probe over" in said.output, said.output
+    assert said.exit_code == 0 and "start: fine-tuning of" in said.output, said.output
 
 
 def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
@@ -186,7 +156,7 @@ def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
     shutil.copy(tiny, here / "resnet18.safetensors")
     assert "resnet18.safetensors" in refused(weights="resnet18.safetensors"), "of another network than it is called"
     assert "timm:resnet18.a2_in1k" not in (said := refused(weights="timm:resnet18.a9_in1k")) and "resnet18" in said
-    said = CliRunner().invoke(main.main, ["cp", "convnext", "cli.yaml", "--start", "probe"])
+    said = CliRunner().invoke(main.main, ["cp", "convnext", "cli.yaml", "--start", "scratch"])
     assert said.exit_code == 2 and "--start, --weights: given without --data" in said.output
 
 

@@ -90,10 +90,9 @@ def test_the_command_line_says_how_training_starts(here):
     made, _, seen = copied("streets", new="named.yaml", asked=fit.Asked(None, str(named)))
     assert made.task.net.weights == "tf_efficientnet_lite0.safetensors" and said(seen).endswith("as --weights says")
     for asked, words in (
-        (fit.Asked("probe"), "--start: probe, of a recipe of scenes; expected fine-tune or scratch"),
         (fit.Asked("scratch", str(named)), "--weights: not allowed with --start scratch"),
         (fit.Asked("fine-tune"), "--start: fine-tune, but the pretrained weights are not downloaded"),
-        (fit.Asked(None, "run:other"), "--weights: run:other, of another kind of network"),
+        (fit.Asked(None, "run:other"), "run:other: does not exist"),
     ):
         with pytest.raises(UserError, match=re.escape(words)):
             copied("streets", new="none.yaml", asked=asked)

@@ -198,7 +198,7 @@ def test_cores_that_processes_share_count_once_and_a_quota_is_that_of_a_host():
 
 
 def test_gpus_cost_where_the_run_trains_on_them(monkeypatch):
-    monkeypatch.setattr(cost.Groups, "quota", lambda self: None)
+    monkeypatch.setattr(cost, "quota", lambda: None)
     runtime = SimpleNamespace(all_gather=lambda thing: [thing, thing], device=SimpleNamespace(type="cuda"), world=2)
     found = cost.allotted(runtime)
     assert found.keys() == {"cost/core_hours", "cost/gpu_hours"} and found["cost/gpu_hours"] == 2.0

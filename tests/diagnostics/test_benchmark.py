@@ -43,7 +43,7 @@ def _toys(monkeypatch):
 
 
 def ready(machine=MACHINE, **changes) -> Ready:
-    told = {"setup_s": 1.0, "steps_per_epoch": 4, "batch_norm": True, "views": 0, "machine": machine}
+    told = {"steps_per_epoch": 4, "batch_norm": True, "views": 0, "machine": machine}
     return Ready(**{**told, **changes})
 
 
@@ -154,15 +154,6 @@ def test_intervals_hold_the_truth_as_often_as_they_say():
         wide += found.high / found.low > 1.5
     assert 0.93 <= hit / 2000 <= 0.97
     assert wide / 2000 < 0.02, "what a pair has in common widens the interval"
-
-
-def test_unpaired_intervals_are_not_too_narrow():
-    rng = np.random.default_rng(1)
-    hits = 0
-    for _ in range(1000):
-        found = stepped_process.unpaired(1.1 * rng.lognormal(0, 0.1, 5), rng.lognormal(0, 0.02, 4))
-        hits += found.low <= 1.1 <= found.high
-    assert hits >= 940
 
 
 @pytest.mark.parametrize("rates", [([1.0], [1.0]), ([1.0, 2.0], [1.0]), ([1.0, 0.0], [1.0, 1.0])])
@@ -295,9 +286,6 @@ class Fake:
         Fake.alive.append(self)
         Fake.most = max(Fake.most, len(Fake.alive))
         reason = next((r for w, r in Fake.world.get("fails", {}).items() if w in request.overrides), None)
-        room = Fake.world.get("room", 9) if len(Fake.alive) > 1 else 9
-        if reason is None and self.batch > 16 * room:
-            reason = ("memory", "CUDA out of memory")
         if reason is not None:
             Fake.alive.remove(self)
             raise SteppedProcessError(*reason)
@@ -358,10 +346,7 @@ def measured(*words: str, rising: bool = False) -> tuple[benchmark.Benchmark, li
     base, axes = bench_settings.read(toy(*words))
     said: list[str] = []
     one = benchmark.Benchmark(base, 4, 10, say=said.append)
-    try:
-        one.run([Axis(axis.key, axis.values, rising) for axis in axes])
-    finally:
-        one.close()
+    one.run([Axis(axis.key, axis.values, rising) for axis in axes])
     return one, said
 
 
@@ -428,18 +413,6 @@ def test_a_setting_that_cannot_be_trained_fails_alone(world):
     assert one.kept().words == ("loader.workers=1",)
 
 
-def test_what_fits_only_alone_is_measured_alone(world):
-    world["machine"], world["room"] = GPU, 1
-    one, _ = measured("train.batch_size=16,32,64")
-    small, large = one.results
-    assert "not measured in alternating blocks" in small.note
-    assert small.ratio.value == pytest.approx(2.0, rel=0.05) and large.ratio.value == pytest.approx(4.0, rel=0.05)
-    world["fails"] = {"train.batch_size=64": ("memory", "CUDA out of memory")}
-    assert verdicts(measured("train.batch_size=16,64")[0]) == {
-        "train.batch_size=64": "out of memory: CUDA out of memory"
-    }
-
-
 def test_a_search_for_the_best_number_ends_where_it_gets_slower(world):
     world["speeds"] = {f"loader.workers={n}": s for n, s in ((1, 1.1), (2, 1.3), (3, 1.2))}
     one, _ = measured("loader.workers=0,1,2,3,4", rising=True)
@@ -454,14 +427,6 @@ def test_the_recipe_as_it_is_must_train(world):
     world["breaks"] = 2
     with pytest.raises(UserError, match="the recipe as it is: its loss is not finite"):
         measured("optim.fused=true,false")
-
-
-def test_a_recipe_that_diverges_late_begins_again_once(world):
-    world["breaks"] = 100
-    one, _ = measured("optim.fused=true,false", "device.channels_last=true,false", "device.threads=1,2,4")
-    # After some settings the recipe as it is would be at 100 steps.
-    assert len(Fake.started) - len(set(Fake.started)) >= 1
-    assert len(one.results) >= 4 and not any(result.failed for result in one.results)
 
 
 # ---- the verb --------------------------------------------------------------------------------------------------------
@@ -499,7 +464,7 @@ def test_a_benchmark_ends_in_mlflow_and_a_recipe(world, store, tmp_path):
     (found,) = client.search_runs([client.get_experiment_by_name("toy-bench").experiment_id])
     assert found.info.status == "FINISHED" and found.data.metrics["speed/ratio"] == pytest.approx(1.4, rel=0.02)
     files = {f.path for f in client.list_artifacts(found.info.run_id, "tables")}
-    assert files == {"tables/benchmark.txt", "tables/benchmark.csv"}
+    assert files == {"tables/benchmark.txt"}
 
 
 def test_mistakes_are_told_before_anything_is_measured(world, tmp_path):
@@ -533,7 +498,6 @@ def test_the_table_says_what_was_measured(world):
     assert lines[1].split()[:3] == ["as", "it", "is"]
     assert next(line for line in lines if "workers=2" in line).endswith("faster")
     assert next(line for line in lines if "channels_last" in line).endswith("slower")
-    assert set(map(len, one.columns().values())) == {len(one.results)}
 
 
 # ---- recipes written again -------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 
-import numpy as np
 import pytest
 from runs import PLUGIN, TOY, run
 
@@ -16,11 +16,9 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import preflight, throughput_limits
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
-from trainkit.speed.clock import BETWEEN, STEP, Steps
 from trainkit.speed.eta import checkpoint_cost
 from trainkit.tracking.store import Store
 from trainkit.training import plan
-from trainkit.training.run_logger import RunLogger
 from trainkit.training.teacher_cache import Building
 
 pytestmark = pytest.mark.usefixtures("store")
@@ -79,60 +77,27 @@ def test_checkpoints_are_counted_as_they_are_written(tmp_path, quick):
     assert preflight.forecast(recipe, cut, tried).checkpoints[0] == len(ran.steps) == 3
 
 
-@pytest.fixture
-def long(monkeypatch):
-    """Words of a training that leaves time to write a checkpoint beside it: updates of 10 ms and more."""
-
-    def progress(self, step, steps):
-        time.sleep(0.01)
-
-    monkeypatch.setattr(RunLogger, "progress", progress)
-    monkeypatch.setattr(preflight, "SECONDS", 0.6)
-    return "train.length=1000 steps", "checkpoints={every: 500 steps}"
-
-
-def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, long, monkeypatch):
+def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, quick, monkeypatch):
     def write(*what, plain=storage.write):
-        time.sleep(0.3)
+        time.sleep(0.5)
         return plain(*what)
 
     monkeypatch.setattr(storage, "write", write)
-    for seconds in (0.6, 2.0, 6.0):  # of a busy machine a longer look is needed: others hold updates up as well
-        monkeypatch.setattr(preflight, "SECONDS", seconds)
-        home = tmp_path / str(seconds)
-        home.mkdir()
-        recipe, cut, tried = flown(home, *long)
-        if 0 < 2 * tried.blocking_s < 0.3:
-            break
-    assert tried.written_s > 0.3 > 2 * tried.blocking_s > 0
-    expected = preflight.forecast(recipe, cut, tried)
-    assert expected.checkpoints == (2, tried.blocking_s)
-    assert expected.last_s == pytest.approx(tried.written_s - tried.blocking_s)
+    words = "train.length=1000 steps", "checkpoints={every: 500 steps}"
+    recipe, cut, tried = flown(tmp_path, *words)
+    assert tried.written_s > 0.5 > tried.blocking_s > 0
+    cut = replace(cut, steps=10**6)  # steps enough to write one between two
+    assert preflight.forecast(recipe, cut, tried).checkpoints[1] == tried.blocking_s
 
 
-def test_what_an_update_waits_for_holds_the_training_up(tmp_path, long, monkeypatch):
+def test_what_an_update_waits_for_holds_the_training_up(tmp_path, quick, monkeypatch):
     def make(self, plain=Copies.make):
         time.sleep(0.2)
         return plain(self)
 
     monkeypatch.setattr(Copies, "make", make)
-    assert 0.15 < flown(tmp_path, *long)[2].blocking_s < 0.6
-
-
-def test_updates_beside_a_checkpoint_are_none_of_the_pace():
-    phases, between = np.zeros((8, len(STEP))), np.zeros((8, len(BETWEEN)))
-    phases[:, 2] = [1, 1, 9, 3, 2, 1, 1, 1]
-    between[:, BETWEEN.index("checkpoint")] = [0, 0, 0, 0.5, 0.25, 0, 0, 7]
-    steps = Steps(np.arange(2, 10), phases, between)
-    # Asked for after the update of number 4, written while that of number 6 was made.
-    peace, held = preflight.apart(steps, [4, 5])
-    assert peace.number.tolist() == [2, 3, 4, 7, 8, 9] and peace.seconds.tolist() == [1, 1, 9, 1, 1, 1]
-    assert held == pytest.approx(0.5 + 0.25 + 2 * (2.5 - 1))
-    assert preflight.apart(steps, []) == preflight.apart(steps, [4]) == (steps, None)
-    assert preflight.apart(steps, [1, 9]) == (steps, None), "no update in peace to compare with"
-    phases[:, 2] = 1
-    phases[3, 2] = 0.25
-    assert preflight.apart(steps, [4, 5])[1] == pytest.approx(0.75), "luck is not taken off"
+    tried = flown(tmp_path)[2]
+    assert 0.0 < tried.blocking_s <= tried.written_s > 0.2
 
 
 def test_checkpoints_that_follow_too_fast_wait_for_each_other():

@@ -6,14 +6,15 @@ There is nothing here that a Mac computes: no test ran on one.
 from __future__ import annotations
 
 import pytest
+import sync_emulation
 import torch
 from runs import PLUGIN, TOY
+from sync_emulation import Following
 
 from trainkit.config.run_request import RunRequest, load
 from trainkit.data import augment
 from trainkit.data.volumes import augment_intensity
-from trainkit.diagnostics import sync_audit, sync_emulation
-from trainkit.diagnostics.sync_emulation import Following
+from trainkit.diagnostics import sync_audit
 from trainkit.distributed import launch_settings
 from trainkit.distributed.runtime import Runtime
 from trainkit.losses.segmentation_2d import ohem_weights
@@ -55,12 +56,12 @@ def runtime(store, monkeypatch):
 
 
 def following() -> Following:
-    return Following(lambda what, seconds: None, lambda file: True)
+    return Following(lambda what: None, lambda file: True)
 
 
 def test_a_whole_training_holds_no_float64_there(mps, runtime, monkeypatch):
     words = ("train.nonfinite=skip", "log.every=2 steps", "loader.pin=true")
-    recipe = sync_audit._shortened(load(RunRequest(TOY, words, ("toy",))), 6, cuda=False)
+    recipe = sync_emulation.alone(load(RunRequest(TOY, words, ("toy",))), 6)
     monkeypatch.setattr(runtime, "device", MPS)
     monkeypatch.setattr(runtime, "at_once", False)
     with following(), Trainer(recipe, recipe.data.open(0), runtime) as trainer:
@@ -112,7 +113,7 @@ def test_batches_arrive_whole_and_without_float64(mps, runtime, monkeypatch):
 def test_a_number_is_read_when_its_copy_is_whole(mps):
     """A copy that is not waited for would be read before it is there: nothing on MPS says when."""
     waited = []
-    with Following(lambda what, seconds: waited.append(what), lambda file: True):
+    with Following(waited.append, lambda file: True):
         scalar = AsyncScalar(torch.ones((), device=MPS) * 2, 0)
     assert waited == [".copy_"] and scalar.read() == 2.0
 

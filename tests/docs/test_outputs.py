@@ -49,7 +49,7 @@ TRAINED = ("tutorials/images", "tutorials/reid", "tutorials/volumes")
 
 DEPENDS = re.compile(
     "Warning: |verdict  |Throughput:|Bottleneck:|Other processes|Start-up|Evaluations|Data loading|Few threads:"
-    "|Compute-bound:|Not measured:|Sustained slowdown|the machine is|with loader|no setting|.*Drift is|.*@"
+    "|Compute-bound:|Sustained slowdown|the machine is|with loader|no setting|.*Drift is|.*@"
 )
 """Beginnings of lines that depend on the machine, or on scores: if they are not printed, the code must have them."""
 

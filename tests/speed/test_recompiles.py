@@ -48,9 +48,8 @@ def test_a_recompile_each_step_is_counted_with_its_reason():
         net(torch.ones(rows, 3)).sum().backward()
     found = watch.since()
     assert found.recompiles == 4 and found.graph_breaks == 0 and 0 < found.seconds < 60
-    assert len(found.reasons) == 1 and "size mismatch" in found.reasons[0] and "(4 times)" in found.reasons[0]
-    said = advice(found)
-    assert "recompiled the model 4 times" in said and "batches of one size" in said
+    assert all("size mismatch" in reason for reason in found.reasons)
+    assert "recompiled the model 4 times" in advice(found) and "size mismatch" in advice(found)
 
 
 def test_what_was_compiled_in_the_warm_up_is_no_recompile():
@@ -71,8 +70,7 @@ def test_a_graph_break_is_one_line_however_often_it_is_compiled(capsys):
     found = watch.since()
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if 'print("broken")' in text)
     assert found.graph_breaks == 1 and found.recompiles == 2  # before the break and behind it
-    assert any(f"{__file__}:{line}: " in reason for reason in found.reasons)
-    assert "1 graph break" in advice(found) and f":{line}" in advice(found) and "from forward" in advice(found)
+    assert len(found.breaks) == 1 and f"{__file__}:{line}: " in found.breaks[0] and found.breaks[0] in advice(found)
 
 
 def test_breaks_of_before_are_not_counted():
@@ -82,30 +80,15 @@ def test_breaks_of_before_are_not_counted():
 
 
 @torch._dynamo.config.patch(recompile_limit=2)
-def test_what_torch_gives_up_on_is_said():
+def test_what_torch_gives_up_on_is_counted_and_a_number_that_changes_is_named():
     watch, net = Recompiles(), compiled()
     net(torch.ones(9, 3))
     watch.mark()
-    for rows in range(1, 5):
-        net(torch.ones(rows, 3))
+    for factor in (2.0, 3.0, 4.0):
+        net.factor = factor
+        net(torch.ones(9, 3))
     found = watch.since()
-    assert found.recompiles == 1 and any(reason.startswith("not compiled any more") for reason in found.reasons)
-    assert "runs uncompiled" in advice(found)
-
-
-def test_a_number_that_changes_is_told_from_a_shape_that_changes():
-    watch, net = Recompiles(), compiled()
-    net(torch.ones(4, 3))
-    watch.mark()
-    net.factor = 2.0
-    net(torch.ones(4, 3))
-    assert watch.since().recompiles == 1
-    assert "keep it in a tensor" in advice(watch.since()) and "one size" not in advice(watch.since())
-
-
-def test_reasons_that_nobody_foresaw_still_get_an_answer():
-    assert "train.compile=off" in advice(Compiled(recompiles=1, seconds=1.0, reasons=("the moon is full",)))
-    assert advice(None) == ""
+    assert found.recompiles >= 2 and any("factor" in reason for reason in found.reasons)
 
 
 @pytest.mark.slow

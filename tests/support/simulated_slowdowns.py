@@ -147,11 +147,11 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
     needs_cuda = {"sync": True}.get(cause)
     world = World.random(rng, cuda=needs_cuda, processes=4 if cause == "slow_rank" else None)
     n, late = world.steps, rng.random() < 0.5
-    begins = int(n * rng.uniform(0.3, 0.6)) if late and cause != "memory" else 0
+    begins = int(n * rng.uniform(0.3, 0.6)) if late else 0
     on = np.arange(n) >= begins
     cost = float(np.exp(rng.uniform(np.log(0.3), np.log(3.0)))) * (n / (n - begins))
     each = cost * world.step_s * on
-    if rng.random() < 0.3 and cause in ("data", "page_cache", "recompile", "log", "evaluation", "checkpoint"):
+    if rng.random() < 0.3 and cause in ("data", "recompile", "log", "evaluation", "checkpoint"):
         # In bursts: every tenth step pays for ten.
         each = each * 10 * (np.arange(n) % 10 == 9)
     mean = float(each.mean()) / world.step_s  # steps a step
@@ -160,10 +160,6 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
             world.extra["data"] += each
             world.ceilings = replace(world.ceilings, fetch={"decode": 0.8, "read": 0.2})
             world.readings(worker_cores=lambda k: 1.5)
-        case "page_cache":
-            world.extra["data"] += each
-            world.ceilings = replace(world.ceilings, fetch={"read": 0.7, "decode": 0.3})
-            world.readings(read_mb_s=lambda k: rng.uniform(40, 900))
         case "evaluation" | "checkpoint" | "log":
             phase = "eval" if cause == "evaluation" else cause
             if rng.random() < 0.5:  # each of them is slow; else it is done at every step
@@ -179,11 +175,6 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
             world.extra[str(rng.choice(["forward", "backward", "optimizer"]))] += each
             world.idle = world.idle + each
             world.waits = Waits(per_step=float(rng.integers(1, 9)), places=("trainkit/losses/margin.py:45",))
-        case "memory":
-            grows = np.linspace(0, 2, n)  # the longer, the slower
-            world.extra["forward"] += cost * world.step_s * grows
-            first, more = world.load[0].rss_gb or 1.0, rng.uniform(2.0, 20.0)
-            world.readings(rss_gb=lambda k: first + more * k / 23 * rng.uniform(0.99, 1.01))
         case "slow_rank":
             slowest = int(rng.integers(4))
             gathers = rng.random() < 0.5  # in the forward pass, where the others then wait
@@ -207,6 +198,5 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
 
 
 CAUSES = (
-    "data", "page_cache", "evaluation", "checkpoint", "log", "recompile", "sync", "memory", "slow_rank",
-    "other_processes",
+    "data", "evaluation", "checkpoint", "log", "recompile", "sync", "slow_rank", "other_processes",
 )  # fmt: skip

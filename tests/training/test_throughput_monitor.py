@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import freed_memory
 import numpy as np
 import pytest
 import torch
@@ -17,7 +16,6 @@ from runs import PLUGIN, TOY, Ran, all_same, newest, run, spawn
 
 from trainkit.checkpoint import storage
 from trainkit.diagnostics import throughput_limits
-from trainkit.speed import bottleneck
 from trainkit.speed.evidence import Drop
 from trainkit.speed.slowdowns import SlowdownDetector
 from trainkit.tracking.tracker import Tracker
@@ -124,24 +122,6 @@ def test_a_process_that_the_other_waits_for(store):
 
 
 @pytest.mark.slow
-def test_memory_that_grows(monkeypatch):
-    kept = []
-
-    def leaks(self, batch):
-        kept.append(torch.ones(2**19))  # 2 MB
-        time.sleep(2e-5 * len(kept))
-        return batch
-
-    freed_memory.give_back()
-    monkeypatch.setattr(bottleneck, "_GROWING_S", 5.0)  # in place of three minutes
-    monkeypatch.setattr(toy.ToySplit, "on_device", leaks)
-    words = ["train.length=300 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
-    ran = run(*words)
-    text = verdict_file(ran)
-    assert "growing memory (" in text.lower() and "median step time " in text
-
-
-@pytest.mark.slow
 def test_files_that_are_read_from_the_disk_each_time(monkeypatch, tmp_path):
     file, many = tmp_path / "data", 8 * 2**20
     file.write_bytes(os.urandom(many))
@@ -159,7 +139,8 @@ def test_files_that_are_read_from_the_disk_each_time(monkeypatch, tmp_path):
             pytest.skip("this file system or kernel does not count what is read from the disk")
         monkeypatch.setattr(toy.ToySplit, "fetch", cold)
         words = ["train.length=200 steps", *PLAIN[:3], "log.every=100 steps", "log.system_every=0.2 s"]
-        assert told(run(*words)).startswith("page_cache: ")
+        said = told(run(*words))
+        assert said.startswith("data: ") and "MB/s are read from disk" in said
 
 
 def _read_from_disk() -> int:
@@ -198,7 +179,7 @@ def test_a_loader_that_becomes_slow_is_found(monkeypatch):
     monkeypatch.setattr(toy.ToySplit, "on_device", slowed(toy.ToySplit.on_device, 0.005))
     ran = run("train.length=510 steps", "train.micro_batch=16", *PLAIN[:3], "log.every=100 steps", "log.ceilings=off")
     (drop,) = ran.events("speed_drop")
-    assert drop.data["phase"] == "data" and abs(drop.data["step"] - 441) <= 3 and drop.step <= 500
+    assert drop.data["phase"] == "data" and abs(drop.data["step"] - 441) <= 3 and drop.step <= 510
     assert drop.data["after_ms"] > 90 and drop.data["share"] > 0.9
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig.fit import Fitted
-from trainkit.autoconfig.images import HOLD_OUT, LARGER, Looked, look, open_source, said
+from trainkit.autoconfig.images import HOLD_OUT, Looked, look, open_source, said
 from trainkit.autoconfig.own_images import taken
 from trainkit.config.schema import Recipe
 from trainkit.data import folders, hub, pairs_csv
@@ -27,6 +27,8 @@ SEED = 0
 FEW = 4
 """People who are held out at least, where there are twice as many."""
 
+LARGER = 2
+"""How much larger than what is trained on images may be before that is noted."""
 
 MANY = 200
 """Pairs below which that is noted: an accuracy of 0.9 over so many is known to 0.02 (one standard deviation)."""
@@ -72,15 +74,10 @@ def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str
         fitted.put("data.fit", "align", f"by the five points of each image in {LANDMARKS}")
         fitted.seen.append(f"{train}: faces are aligned by {LANDMARKS}")
         return
-    if points:
-        fitted.seen.append(f"{train}: not aligned, {LANDMARKS} has {points} of {looked.total} images")
-    odd = looked.shapes[looked.shapes[:, 0] != looked.shapes[:, 1]]
-    if len(odd):
-        found = f"{len(odd)} of {len(looked.shapes)} images are not square, such as {odd[0][0]} x {odd[0][1]}"
+    if odd := int((looked.shapes[:, 0] != looked.shapes[:, 1]).sum()):
+        found = f"{odd} of {len(looked.shapes)} images are not square"
         fitted.put("data.fit", "crop")
-        fitted.decide(
-            "data.fit", f"{found}: check that faces are centred and of one size; {LANDMARKS} would align them"
-        )
+        fitted.decide("data.fit", f"{found}: check that faces are centred; {LANDMARKS} would align them")
         fitted.seen.append(f"{train}: {found}; the largest centre square of each is used")
     least, median = int(looked.shapes.min()), int(np.median(looked.shapes.min(1)))
     if least < size:

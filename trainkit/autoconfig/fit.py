@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypeVar, get_args, get_type_hints
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -37,7 +36,7 @@ _OF_THE_OLD = ("stop_when", "time_to", "promote", "downloads")
 """Blocks that speak of the old data and are left out."""
 
 Key = tuple[str, ...]
-Start = Literal["fine-tune", "probe", "scratch"]
+Start = Literal["fine-tune", "scratch"]
 Item = TypeVar("Item")
 
 
@@ -57,7 +56,7 @@ class Asked:
     start: Start | None = None
     """None: chosen by what the data shows."""
     weights: str | None = None
-    """A file, `timm:NAME.TAG`, `run:NAME` or `models:/ID`; None: those that are found."""
+    """A file or `timm:NAME.TAG`; None: those that are found."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Columns of a table by what they are taken for, where they are not guessed."""
 
@@ -144,7 +143,6 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
     fitted = Fitted(tree, new, asked=asked)
     fitted.drop(*_OF_THE_OLD, "data.leakage", "data.columns")
     if asked.columns:
-        _check_columns(recipe.data, asked.columns)
         fitted.put("data.columns", dict(asked.columns))
     configure(fitted, recipe, named(data))
     if (asked.start or asked.weights) and not fitted.start:
@@ -154,16 +152,6 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
         f"evaluated on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT
     ]
     return fitted
-
-
-def _check_columns(data: object, columns: Mapping[str, str]) -> None:
-    """Raise UserError for columns of what the block `data` takes from no column."""
-    hints = get_type_hints(type(data))
-    known = get_args(get_args(hints["columns"])[0]) if "columns" in hints else ()
-    for part, name in columns.items():
-        if part not in known:
-            expected = f"one of {', '.join(known)}" if known else "none: its data is in no tables"
-            raise UserError(f"--columns {part}={name}", f"data {kinds.name(data)!r} takes no {part!r}", expected)
 
 
 def beside(text: str, opened: Callable[[str], object]) -> dict[str, str]:
@@ -194,8 +182,7 @@ def named(word: str, option: str = "--data") -> str:
         if path.exists():
             break
     else:
-        hint = f"; for a set of the hub write hf://{word}" if re.fullmatch(r"[\w.-]+/[\w.-]+", word) else ""
-        raise UserError(word, "does not exist", f"a folder or file{hint}")
+        raise UserError(word, "does not exist", "a folder, a file or hf://owner/name")
     text = as_named(path)
     return f"{text}#{split}" if split else text
 
@@ -350,14 +337,3 @@ def moments(pictures: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[list[flo
 def pretrained(recipe: Recipe) -> bool:
     """Return whether the network starts from weights, which go with the mean and deviation they were trained with."""
     return "net" in recipe.task.required_weights()
-
-
-def shares(pixels: Mapping[str, float]) -> dict[str, float]:
-    """A weight for each class from how much there is of it: 1 / sqrt(its share), 1 in the mean over all pixels.
-
-    Two digits. Classes of which there is nothing get the largest weight of the others.
-    """
-    total = sum(pixels.values())
-    roots = {name: (count / total) ** 0.5 for name, count in pixels.items() if count}
-    weights = {name: round(1 / root / sum(roots.values()), 2) for name, root in roots.items()}
-    return {name: weights.get(name, max(weights.values(), default=1.0)) for name in pixels}

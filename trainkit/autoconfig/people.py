@@ -50,7 +50,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
         persons -= max(2, round(persons * HOLD_OUT / 100))
     looked = images.look(index.pictures(), data.side, data.fit)
     images.values(fitted, recipe, looked)
-    images.resize(fitted, looked, data.side, stretched=data.fit == "stretch")
+    images.resize(fitted, looked, data.side)
     counts = np.bincount(index.modality, minlength=len(MODALITIES))
     records = round(len(index) * persons / len(there))
     block = _sampler(fitted, data.sampler, persons, alone=not counts[RGB + 1 :].any())

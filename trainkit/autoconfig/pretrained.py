@@ -36,15 +36,15 @@ class Weights:
 
     word: str
     """As `task.net.weights` says it."""
-    model: str | None
-    """The network's name in timm; None: that of the recipe."""
+    model: str
+    """The network's name in timm."""
     file: Path | None
-    """None: not on this machine yet, or found by the tracking store."""
+    """None: not on this machine yet."""
 
     @property
     def title(self) -> str:
         """The weights in words."""
-        return f"{self.model or 'the network'} ({'ImageNet' if self.word == 'pretrained' else self.word})"
+        return f"{self.model} ({'ImageNet' if self.word == 'pretrained' else self.word})"
 
 
 def colours(pixels: np.ndarray) -> int:
@@ -55,12 +55,12 @@ def colours(pixels: np.ndarray) -> int:
     return int(np.searchsorted(np.cumsum(counts), 0.85 * codes.size)) + 1
 
 
-def choose(fitted: Fitted, data: str, against: str = "", own: str = "") -> tuple[Weights | None, str]:
+def choose(fitted: Fitted, data: str, against: str = "") -> tuple[Weights | None, str]:
     """Choose the weights that training starts from, and say why; None: random ones.
 
-    `against` says why weights would be of little use, where nobody asks for them; `data` is where the images are, `own`
-    the name in timm of the recipe's network, where it has one. The reason is empty where weights are taken because they
-    are found. Raises UserError where what the command line asks for cannot be had.
+    `against` says why weights would be of little use, where nobody asks for them; `data` is where the images are. The
+    reason is empty where weights are taken because they are found. Raises UserError where what the command line asks
+    for cannot be had.
     """
     start, word = fitted.asked.start, fitted.asked.weights
     if start == "scratch":
@@ -69,7 +69,7 @@ def choose(fitted: Fitted, data: str, against: str = "", own: str = "") -> tuple
         return None, "as --start says"
     if against and not start and not word:
         return None, against
-    weights = asked(word, own) if word else found(data)
+    weights = asked(word) if word else found(data)
     if weights is None and start:
         raise UserError("--start", f"{start}, but the pretrained weights are not downloaded", remedy=BRING)
     if weights is None:
@@ -92,43 +92,24 @@ def found(data: str) -> Weights | None:
     return None
 
 
-def asked(word: str, own: str = "") -> Weights:
-    """The weights that --weights names; `own` is the name in timm of the recipe's network, where it has one.
+def asked(word: str) -> Weights:
+    """Return the weights that --weights names: `timm:NAME.TAG`, or a file with timm's name of its network.
 
     Raises UserError where there are none, or nothing says of which network they are.
     """
-    if word == "pretrained" or word.startswith(timm_weights.PREFIX):
-        name = word.removeprefix(timm_weights.PREFIX) if word != "pretrained" else NETWORK
-        name = name if "." in name else _tagged(name)
-        here = timm_weights.is_here(timm_weights.PREFIX + name)
-        return Weights("pretrained", name, timm_weights.find(timm_weights.PREFIX + name) if here else None)
-    if word.startswith(("run:", "models:/")):
-        if not own:
-            expected = "a recipe with a network of timm"
-            raise UserError(
-                "--weights", f"{word}, of another kind of network", expected, "copy that run: trainkit cp RUN"
-            )
-        return Weights(word, None, None)
+    import timm
+
+    if word.startswith(timm_weights.PREFIX):
+        name = word.removeprefix(timm_weights.PREFIX)
+        here = timm_weights.is_here(word)
+        return Weights("pretrained", name, timm_weights.find(word) if here else None)
     text = fit.named(word, "--weights")
     file = locate(text)
-    if not file.is_file():
-        raise UserError(str(file), "is not a file", "a file of weights")
-    import timm
-
     model = file.name.removesuffix(file.suffix)
-    if not timm.is_model(model.partition(".")[0]):
-        if not own:
-            expected = "a file with timm's name of the network, such as resnet18.safetensors"
-            raise UserError("--weights", str(file), expected, "rename it")
-        model = None
+    if not file.is_file() or not timm.is_model(model.partition(".")[0]):
+        expected = "timm:NAME.TAG, or a file with timm's name of its network, such as resnet18.safetensors"
+        raise UserError("--weights", str(file), expected, "for other weights set task.net.weights in the copy")
     return Weights(text, model, file)
-
-
-def _tagged(name: str) -> str:
-    import timm
-
-    config = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
-    return f"{name}.{config.tag}" if config is not None and config.tag else name
 
 
 def config(model: str) -> Any:

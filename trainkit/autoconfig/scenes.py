@@ -25,7 +25,7 @@ from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.data import hub
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import files, label_maps, verify
+from trainkit.data.scenes import files, verify
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.dataset import LEAST, Scenes
@@ -38,42 +38,22 @@ from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.models.segmentation_specs import SMP
-from trainkit.tasks.segment2d import Segment2d
 
-SCORED = 0.2
-"""Share of the images that is evaluated where nothing splits a set."""
-_SEED = 0
-"""Seed by which it is chosen, whatever the seed of the training."""
-
+SCORED, _SEED = 0.2, 0
+"""Share of the images that is evaluated where nothing splits a set, and the seed by which it is chosen."""
 COARSE = 32
 """Sides of crops are multiples of so many pixels: networks halve them five times."""
-
-SMALL = 0.25
-"""Share of an image that a crop shows, below which images are made smaller."""
-
-SHOWN = 0.5
-"""Share that it shows then: recipes were tried with crops of half an image and more."""
-
 DECODER = "fpn"
-
 LEAST_SIDE = 64
 """Shorter side in the median, in pixels, below which an encoder of stride 32 sees nothing."""
-
 AREA = 360 * 480
 """Pixels to which larger images are brought."""
-
 CROP = 0.7
 """Share of each side that a crop shows."""
-
 SCALES = (0.5, 1.25)
 """Of images that crops are cut from."""
-
-CROPS = 1320
-"""Crops that are trained on in all, where the set is small."""
-
-EPOCHS = (5, 60)
-"""Fewest and most."""
-
+CROPS, EPOCHS = 1320, (5, 60)
+"""Crops that are trained on in all, where the set is small; fewest and most epochs."""
 _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at", "eval_crop")
 
 
@@ -110,7 +90,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if encoder is not None:
         _write_start(fitted, encoder, looked.shapes, count)
     else:
-        _from_the_recipe(fitted, recipe, looked, pixels if source.labels is not None else None)
+        _from_the_recipe(fitted, recipe, looked)
     fit.score(fitted, sets)
     if encoder is not None:
         _evaluate_often(fitted)
@@ -136,21 +116,21 @@ def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[
     fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
 
 
-def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit, pixels: Mapping[str, int] | None) -> None:
-    """Fit size, crop and scales of the recipe, and weights of classes by the `pixels` of each where these are known."""
-    data, task = cast(Scenes, recipe.data), cast(Segment2d, recipe.task)
-    if task.objective.class_weights and pixels is not None:
-        fitted.put("task.objective.class_weights", fit.shares(pixels), "1 / sqrt(fraction of the pixels)")
-    else:
-        fitted.drop("task.objective.class_weights")
-    median = np.median(looked.shapes, axis=0).astype(int).tolist()
-    factor = _size(fitted, data.crop, looked.shapes)
-    _crop(fitted, data.crop, [round(factor * side) for side in median])
-    low, high = data.augment.scales
-    if (shortest := int(factor * looked.shapes.min())) * low < LEAST:
-        scales = [min(1.0, math.ceil(100 * LEAST / shortest) / 100), high]
-        fitted.put("data.augment.scales", scales)
-        fitted.notes["data", "augment"] = fit.Note(f"the smallest image has {shortest} pixels", False)
+def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit) -> None:
+    """Fit size, crop and scales of the recipe."""
+    data = cast(Scenes, recipe.data)
+    fitted.drop("task.objective.class_weights")
+    height, width = np.median(looked.shapes, axis=0).astype(int).tolist()
+    crop = data.crop[0] * data.crop[1]
+    area = 2 * crop if 4 * crop < height * width else height * width  # else a crop shows little of an image
+    height, width = _size(fitted, looked.shapes, area)
+    sides = [
+        side if side <= most else max(COARSE // 2, most // COARSE * COARSE)
+        for side, most in zip(data.crop, (height, width), strict=True)
+    ]
+    if sides != list(data.crop):
+        fitted.put("data.crop", sides, f"images are {height} x {width} in the median")
+    _scales(fitted, looked.shapes, area, data.augment.scales)
 
 
 def _pixels(scene: Scene) -> tuple[np.ndarray, np.ndarray, int]:
@@ -164,20 +144,18 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
     """Name the values or colours of masks in the recipe: as the layout names them, else by names to be changed."""
     known = source.labels is not None
     called = labels.names if known else tuple(f"class_{number}" for number in range(len(labels.names)))
+    classes = [n for _, n in (labels.palette or labels.values) if n != IGNORED]
+    if len(set(classes)) < len(classes):
+        raise UserError(source.where, "several values of the same class", "splits of its own, or lists of image,label")
     ignored: list[list[int]] | list[int]
     if labels.coloured:
         key, said = "data.palette", {called[n]: list(colour) for colour, n in labels.palette if n != IGNORED}
         ignored = [list(colour) for colour, n in labels.palette if n == IGNORED]
-        again = label_maps.from_palette(said, ignored)
     else:
         of = {value: n for value, n in labels.values if n != IGNORED}
         key, said = "data.names", [called[of[value]] for value in sorted(of)]
         ignored = [value for value in range(max(of)) if value not in of]
         ignored += [value for value, n in labels.values if n == IGNORED and value > max(of) and value != IGNORED]
-        again = label_maps.numbered(said, ignored)
-    meant = {code: called[n] for code, n in (labels.palette or labels.values) if n != IGNORED}
-    if {code: again.names[n] for code, n in (again.palette or again.values) if n != IGNORED} != meant:
-        raise UserError(source.where, "several values of the same class", "splits of its own, or lists of image,label")
     fitted.put(key, said)
     if ignored:
         fitted.put("data.ignore", ignored)
@@ -212,24 +190,33 @@ def _divided(fitted: Fitted, source: SceneSource) -> tuple[str, dict[str, str], 
     return named["train"], {"val": named["val"]}, len(lines) - len(held)
 
 
-def _size(fitted: Fitted, crop: Sequence[int], shapes: np.ndarray) -> float:
-    """Have images of which a crop shows little made smaller; the factor on their sides."""
+def _size(fitted: Fitted, shapes: np.ndarray, area: int) -> tuple[int, int]:
+    """Have larger images made smaller, to `area` in the median, and say why; height and width in the median then.
+
+    `shapes` are height and width of the images, int64 (n, 2). Those of one shape get a size, others a shorter side.
+    """
     height, width = np.median(shapes, axis=0).astype(int).tolist()
-    share = crop[0] * crop[1] / (height * width)
-    if share >= SMALL:
-        return 1.0
-    factor = math.sqrt(share / SHOWN)
-    _resize(fitted, shapes, factor, ", scaled down so that a crop shows half of an image")
-    return factor
+    if (factor := math.sqrt(area / (height * width))) >= 1:
+        return height, width
+    size = [round(factor * side / 8) * 8 for side in (height, width)]
+    alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
+    key = "data.size" if alike else "data.short_side"
+    fitted.put(key, size if alike else min(size))
+    if alike:  # what is seen at its shorter side is evaluated at the file's size in any case
+        fitted.put("data.score_at", "file")
+    fitted.begin("data", "name", "train", "evaluate", "size", "short_side", "score_at")
+    fitted.decide(key, f"the median image is {height} x {width}: larger crops show more and take longer")
+    return size[0], size[1]
 
 
-def _crop(fitted: Fitted, crop: Sequence[int], median: Sequence[int]) -> None:
-    sides = [
-        side if side <= most else max(COARSE // 2, most // COARSE * COARSE)
-        for side, most in zip(crop, median, strict=True)
-    ]
-    if sides != list(crop):
-        fitted.put("data.crop", sides, f"images are {median[0]} x {median[1]} in the median")
+def _scales(fitted: Fitted, shapes: np.ndarray, area: int, scales: tuple[float, float]) -> None:
+    """Have the smallest image leave enough for a crop."""
+    height, width = np.median(shapes, axis=0)
+    shortest = int(shapes.min() * min(1.0, math.sqrt(area / (height * width))))
+    if shortest * scales[0] < LEAST:
+        low = min(1.0, math.ceil(100 * LEAST / shortest) / 100)
+        fitted.put("data.augment.scales", [low, scales[1]])
+        fitted.notes["data", "augment"] = fit.Note(f"the smallest image has {shortest} pixels", False)
 
 
 # ---- How training starts ---------------------------------------------------------------------------------------------
@@ -242,8 +229,6 @@ def _choose_start(fitted: Fitted, data: str, median: Sequence[int], few_colours:
     command line asks for cannot be had.
     """
     start, against = fitted.asked.start, ""
-    if start == "probe":
-        raise UserError("--start", "probe, of a recipe of scenes", "fine-tune or scratch")
     if few_colours <= pretrained.FEW_COLOURS:
         against = f"drawings, not photographs: in the median image, {few_colours} colours cover 85 %"
     elif min(median) < LEAST_SIDE:
@@ -266,21 +251,18 @@ def _write_start(fitted: Fitted, encoder: Weights, shapes: np.ndarray, count: in
 
     `shapes` are height and width of the images, int64 (n, 2); `count` how many of them are trained on.
     """
-    name = encoder.model or ""  # a run has none, and pretrained.asked takes none for scenes
+    name = encoder.model
     config = pretrained.config(name)
     net = {"name": "smp", "encoder": f"tu-{name}", "decoder": DECODER, "weights": encoder.word}
     fitted.tree["task"] = {"name": "segment2d", "net": net}
     fitted.drop("data.distance", "data.size", "data.short_side", "train.ema", "train.micro_batch", "train.compile")
     fitted.put("data.mean", [round(one, 3) for one in config.mean], "the encoder's own mean and std")
     fitted.put("data.std", [round(one, 3) for one in config.std])
-    height, width = np.median(shapes, axis=0).astype(int).tolist()
-    factor = math.sqrt(AREA / (height * width))
-    size = (height, width) if factor >= 1 else _resize(fitted, shapes, factor, "")
+    size = _size(fitted, shapes, AREA)
     sides = [max(32, min(32 * round(CROP * side / 32), side // 32 * 32)) for side in size]
     fitted.put("data.crop", sides, f"about half of an image of {size[0]} x {size[1]}")
-    shortest = min(size) if fitted.get("data.size") or fitted.get("data.short_side") else int(shapes.min())
-    low = min(1.0, max(SCALES[0], math.ceil(100 * LEAST / shortest) / 100))
-    fitted.put("data.augment", {"scales": [low, SCALES[1]], "flip": 0.5})
+    fitted.put("data.augment", {"scales": list(SCALES), "flip": 0.5})
+    _scales(fitted, shapes, AREA, SCALES)
     groups = [{"match": "*encoder.*", "lr_scale": 0.3}]
     fitted.tree["optim"] = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01, "groups": groups}
     epochs = int(np.clip(round(CROPS / count), *EPOCHS))
@@ -300,20 +282,3 @@ def _evaluate_often(fitted: Fitted) -> None:
         if isinstance(entry, dict) and "every" in entry:
             every = max(1, epochs // (4 if "overlays" not in str(entry.get("split")) else 2))
             entry["every"] = number_of(every, "epochs")
-
-
-def _resize(fitted: Fitted, shapes: np.ndarray, factor: float, what: str) -> tuple[int, int]:
-    """Have images made smaller by `factor` on their sides, and say why behind the line; the size in the median.
-
-    `shapes` are height and width of the images, int64 (n, 2). Those of one shape get a size, others a shorter side.
-    """
-    height, width = np.median(shapes, axis=0).astype(int).tolist()
-    size = [round(factor * side / 8) * 8 for side in (height, width)]
-    alike = np.ptp(shapes[:, 0] / shapes[:, 1]) < 0.02 * height / width
-    key = "data.size" if alike else "data.short_side"
-    fitted.put(key, size if alike else min(size))
-    if alike:  # what is seen at its shorter side is evaluated at the file's size in any case
-        fitted.put("data.score_at", "file")
-    fitted.begin("data", "name", "train", "evaluate", "size", "short_side", "score_at")
-    fitted.decide(key, f"the median image is {height} x {width}{what}: larger crops show more and take longer")
-    return size[0], size[1]

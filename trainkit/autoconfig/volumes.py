@@ -19,7 +19,6 @@ from trainkit.data.volumes import channels, importer, label_names, reader, sourc
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.sources import VolumeSource
-from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError, few, number_of
 from trainkit.models.patch_geometry import levels_for
 from trainkit.paths import locate
@@ -75,22 +74,12 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     fit.refuse_hub(text, "volumes")
     fit.refuse(text, "volumes (NIfTI)", volumes=False)
     train, sets = fit.parts(text, lambda name: sources.open_volumes(locate(name)))
-    if packed := volume_store.is_packed(locate(train)):
-        data = PackedVolumes(locate(train))
-        infos = [data.case(case) for case in range(len(data))]
-        shapes, spacings = [info.shape for info in infos], [info.spacing for info in infos]
-        looked = Looked(data.axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64), data.channel_names)
-        numbers: tuple[int, ...] = ()
-        names, known, patients, count = data.names[1:], True, len(set(data.patients())), len(data)
-        left_out: tuple[str, ...] = ()
-    else:
-        source = _whole(fitted, sources.open_volumes(locate(train)))
-        looked = look(source)
-        known = source.names is not None
-        numbers = _values(source) if source.names is None else ()
-        names = tuple(f"label {number}" for number in numbers) if source.names is None else source.names[1:]
-        patients, count = len({case.patient for case in source.cases}), len(source.cases)
-        left_out = source.left_out
+    source = sources.open_volumes(locate(train))
+    looked = look(source)
+    known = source.names is not None
+    numbers = _values(source) if source.names is None else ()
+    names = tuple(f"label {number}" for number in numbers) if source.names is None else source.names[1:]
+    patients, count = len({case.patient for case in source.cases}), len(source.cases)
     fitted.drop(*(f"data.{key}" for key in _LOST), "task.objective.class_weights")
     if isinstance(fitted.get("task.tolerance"), dict):
         fitted.drop("task.tolerance")
@@ -109,10 +98,7 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         if channels.automatic(looked.channels):
             fitted.decide("data.channels", "not named in the data: set their names, in this order")
     count = count if sets else _fold(fitted, sets, patients, count, text)
-    spacing = np.median(looked.spacings, axis=0)
-    shape = np.median(looked.shapes, axis=0)
-    if not packed:
-        spacing, shape = _spacing(fitted, looked, spacing, shape)
+    spacing, shape = _spacing(fitted, looked)
     _patch(fitted, block.patch, shape, spacing)
     if "left_right" in block.augment.flips:
         _sides(fitted, names if known else ())
@@ -122,7 +108,7 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
     of = f" of the channels {few(looked.channels, 12)}" if looked.channels else ""
     fitted.seen.append(f"{text}: {said}{of}; labels {few(names, 12)}")
-    fitted.seen += [f"left out: {sentence}" for sentence in left_out]
+    fitted.seen += [f"left out: {sentence}" for sentence in (*source.left_out, *source.incomplete)]
 
 
 def _sides(fitted: Fitted, names: Sequence[str]) -> None:
@@ -132,16 +118,6 @@ def _sides(fitted: Fitted, names: Sequence[str]) -> None:
         fitted.notes["data", "augment"] = fit.Note("swap: labels that a flip of left_right exchanges", False)
     elif not names:
         fitted.decide("data.augment", "for left_right in flips: list pairs of left and right labels in swap, as [a, b]")
-
-
-def _whole(fitted: Fitted, source: VolumeSource) -> VolumeSource:
-    """Have cases without one of the channels named; a run refuses them."""
-    for sentence in source.incomplete:
-        fitted.seen.append(f"incomplete: {sentence}")
-    if source.incomplete:
-        what = f"{number_of(len(source.incomplete), 'cases')} without one of them: remove the cases or the channel"
-        fitted.notes["data", "channels"] = fit.Note(what, True)
-    return source
 
 
 def _values(source: VolumeSource) -> tuple[int, ...]:
@@ -172,8 +148,9 @@ def _fold(fitted: Fitted, sets: dict[str, str], patients: int, count: int, where
     return max(1, count - round(count / folds))
 
 
-def _spacing(fitted: Fitted, looked: Looked, spacing: np.ndarray, shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _spacing(fitted: Fitted, looked: Looked) -> tuple[np.ndarray, np.ndarray]:
     """Resample to the median where spacings differ; spacing and shape of a case that is trained on, in the median."""
+    spacing, shape = np.median(looked.spacings, axis=0), np.median(looked.shapes, axis=0)
     low, high = looked.spacings.min(0), looked.spacings.max(0)
     if (high / low).max() < UNLIKE:
         return spacing, shape

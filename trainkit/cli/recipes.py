@@ -151,10 +151,10 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 )
 @click.option(
     "--start",
-    type=click.Choice(["fine-tune", "probe", "scratch"]),
-    help="How training starts: fine-tune all pretrained weights, train a linear probe, or from scratch.",
+    type=click.Choice(["fine-tune", "scratch"]),
+    help="How training starts: fine-tune pretrained weights, or from scratch.",
 )
-@click.option("--weights", metavar="FILE|timm:NAME.TAG|run:NAME", help="Start from these pretrained weights.")
+@click.option("--weights", metavar="FILE|timm:NAME.TAG", help="Start from these pretrained weights.")
 @columns_option("Tables: name of a column, such as image=file,label=species. Others are guessed, and printed.")
 @plugins_option
 def cp(

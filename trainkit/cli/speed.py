@@ -23,7 +23,7 @@ from trainkit.cli.options import (
 def syncs(steps: int, **asked: Any) -> None:
     """List the source lines that make the CPU wait for the GPU.
 
-    Trains RECIPE for some steps and reports the cost of each line.
+    Trains RECIPE for some steps on a GPU and counts the waits of each line.
 
     Example: trainkit syncs convnext --steps 20
     """
@@ -69,8 +69,8 @@ def bench(repeats: int, steps: int | None, write: Path | None, **asked: Any) -> 
 def preflight(**asked: Any) -> int:
     """Test RECIPE for a minute and forecast the whole training.
 
-    Runs some steps, an evaluation, a checkpoint and restoring it, times data loading, the model and each evaluation
-    alone, and says what bounds the speed. The upper bounds are kept for this machine and shown as shares in later runs.
+    Runs some steps, an evaluation, a checkpoint and restoring it, times data loading and the model alone, and says what
+    bounds the speed. The upper bounds are kept for this machine and shown as shares in later runs.
 
     Example: trainkit preflight convnext
     """

@@ -6,9 +6,6 @@ import importlib.machinery
 import re
 from dataclasses import dataclass
 
-ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
-"""Ends of the names of files that can be unpacked."""
-
 
 @dataclass(kw_only=True)
 class Download:
@@ -21,7 +18,7 @@ class Download:
     to: str
     """Destination below `TRAINKIT_DATA`, else below the current folder. Existing files are never replaced."""
     unpack: str | None = None
-    """Folder there into which an archive is unpacked, without a single top folder that it may hold. null: not
+    """Folder there into which a zip archive is unpacked, without a single top folder that it may hold. null: not
     unpacked."""
 
     def __post_init__(self) -> None:
@@ -38,8 +35,8 @@ class Download:
         name = self.to.rpartition("/")[2]
         if "." not in name or is_code(name):
             raise ValueError(f"to is {self.to!r}; use the name of a data file, such as teacher.pth")
-        if self.unpack is not None and not self.to.lower().endswith(ARCHIVES):
-            raise ValueError(f"unpack is set, but to is {self.to!r}; expected an archive: {', '.join(ARCHIVES)}")
+        if self.unpack is not None and not self.to.lower().endswith(".zip"):
+            raise ValueError(f"unpack is set, but to is {self.to!r}; expected a zip archive, *.zip")
 
 
 def is_plain_path(path: str) -> bool:

@@ -87,7 +87,6 @@ DEFINITIONS: dict[str, dict[str, Metric]] = {
         "speed/peak_memory_gb": Metric("Peak GPU memory of PyTorch's allocator.", "GB", "lower"),
         "speed/ceiling_loader": Metric("Upper bound: throughput of the loader alone.", "1/s"),
         "speed/ceiling_model": Metric("Upper bound: throughput of the network alone.", "1/s"),
-        "speed/ceiling_eval_<evaluation>": Metric("Upper bound: throughput of this evaluation alone.", "1/s"),
         "speed/ceiling_share": Metric("Throughput as a share of the lower of the two upper bounds.", "", "higher"),
         "speed/mfu": Metric("Model FLOPs utilization: share of the peak arithmetic of the device.", "", "higher"),
         "speed/recompiles": Metric("Recompilations of a compiled network since step 20.", "", "lower"),

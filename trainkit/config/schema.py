@@ -328,8 +328,8 @@ class Log:
     """Evaluate trivial baselines (majority class, 1-NN on pixels, mean label map, ...) after the training, once per
     data set."""
     ceilings: Literal["auto", "measure", "off"] = "auto"
-    """Measure the throughput of loader and network alone before the training, which takes seconds. `auto`: unless known
-    for this recipe and machine, for 500 steps or more. `measure`: always."""
+    """Compare the throughput with that of loader and network alone. `auto`: as `trainkit preflight` measured them for
+    this recipe and machine. `measure`: measure them before the training, which takes seconds."""
     profile: Profile | None = None
     """Trace of some steps, for chrome://tracing or ui.perfetto.dev, as an artifact of the run. null: none."""
 

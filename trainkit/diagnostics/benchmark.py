@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trainkit.config.run_request import RunRequest
 from trainkit.diagnostics import stepped_process
 from trainkit.diagnostics.bench_settings import Axis, changes_training, compares_losses, merge
-from trainkit.diagnostics.stepped_process import Block, Ratio, SteppedProcess, SteppedProcessError
+from trainkit.diagnostics.stepped_process import Ratio, Ready, SteppedProcess, SteppedProcessError
 from trainkit.errors import UserError
 from trainkit.terminal import aligned
 
@@ -30,9 +31,8 @@ LEAST = 1.01
 DRIFT = 0.02
 """Largest difference of a loss in the first steps, as a share of the mean loss, of a setting that is kept."""
 TOGETHER = "together"
-_COMPARED = (3, 10)
-"""Least and most steps whose losses are compared; they also warm up."""
-_COMPARED_SECONDS = 5.0
+COMPARED = 5
+"""Steps whose losses are compared; they also warm up."""
 _ALIKE = 1.05
 """An interval around 1 that is narrower than this, end over end, says that there is no difference."""
 
@@ -54,7 +54,6 @@ class Result:
     """Why there are no figures."""
     changes: str = ""
     """How it changes the training; such a setting is measured and never kept."""
-    note: str = ""
 
     @property
     def helps(self) -> bool:
@@ -84,8 +83,7 @@ class Result:
         rate = f"{np.median(self.rates):.4g}" if self.rates else ""
         memory = "" if self.memory_gb is None else f"{self.memory_gb:.2f}"
         drift = "" if self.loss_drift is None else f"{100 * self.loss_drift:.2g} %"
-        verdict = f"{self.verdict} ({self.note})" if self.note else self.verdict
-        return [" ".join(self.words), rate, str(self.ratio or ""), memory, drift, verdict]
+        return [" ".join(self.words), rate, str(self.ratio or ""), memory, drift, self.verdict]
 
 
 @dataclass
@@ -98,47 +96,21 @@ class Benchmark:
     within: Path | None = None
     say: Callable[[str], object] = print
     results: list[Result] = field(default_factory=list)
-    _base: SteppedProcess | None = None
-    _losses: tuple[float, ...] = ()
-    _step_s: float = 0.0
     _took: float = 0.0
 
-    def open(self) -> SteppedProcess:
-        """Return the training of the recipe as it is, started if need be. Raises UserError where it cannot train."""
-        if self._base is None:
-            try:
-                self._base = self._start()
-            except SteppedProcessError as error:
-                raise error.user_error or UserError("the recipe as it is", error.reason) from None
-        return self._base
-
-    def _start(self) -> SteppedProcess:
+    @cached_property
+    def ready(self) -> Ready:
+        """Facts about the recipe as it is, which trains its first steps. Raises UserError where it cannot train."""
         began = time.monotonic()
-        child = self._child(())
-        try:
-            first = child.go(_COMPARED[0] - 1)
-            losses, self._step_s = [*child.first.losses, *first.losses], min(first.each)
-            least, most = _COMPARED
-            if (more := int(min(max(_COMPARED_SECONDS / self._step_s, least), most)) - len(losses)) > 0:
-                block = child.go(more)
-                losses += block.losses
-                self._step_s = float(np.median(block.each))
-        except BaseException:
-            child.close()
-            raise
-        self._losses, self._took = tuple(losses), time.monotonic() - began
-        return child
-
-    def close(self) -> None:
-        """End the training of the recipe as it is."""
-        if self._base is not None:
-            self._base.close()
-            self._base = None
+        with self._as_it_is() as child:
+            self._begin(child)
+            self._took = time.monotonic() - began
+            return child.ready
 
     def seconds(self, axes: Sequence[Axis]) -> float:
         """Return about how many seconds it takes to measure these, and what helps together."""
-        block = max(SECONDS, self._step_s) if self.steps is None else self.steps * self._step_s
-        return (1 + sum(len(axis.values) for axis in axes)) * (self._took + 2 * self.repeats * block)
+        each = 2 * (self._took + self.repeats * SECONDS) if self.steps is None else 2 * self._took * (1 + self.repeats)
+        return (1 + sum(len(axis.values) for axis in axes)) * each
 
     def run(self, axes: Sequence[Axis]) -> None:
         """Measure each value alone, and then those that help together."""
@@ -164,23 +136,6 @@ class Benchmark:
         as_is = ["as it is", f"{np.median(base):.4g}" if base else "", "1", "", "", ""]
         return "\n".join(line.rstrip() for line in aligned([head, as_is, *(r.cells() for r in self.results)]))
 
-    def columns(self) -> dict[str, list[Any]]:
-        """Return all results as columns of a table; what was not measured is NaN."""
-        rows = [
-            {
-                "setting": " ".join(r.words),
-                "samples_per_s": float(np.median(r.rates)) if r.rates else math.nan,
-                "ratio": r.ratio.value if r.ratio else math.nan,
-                "low": r.ratio.low if r.ratio else math.nan,
-                "high": r.ratio.high if r.ratio else math.nan,
-                "memory_gb": math.nan if r.memory_gb is None else r.memory_gb,
-                "loss_drift": math.nan if r.loss_drift is None else r.loss_drift,
-                "verdict": r.verdict,
-            }
-            for r in self.results
-        ]
-        return {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
-
     def _helping(self, axis: Axis) -> list[Result]:
         return [r for r in self.results if r.helps and len(r.words) == 1 and r.words[0] in axis.words]
 
@@ -193,74 +148,50 @@ class Benchmark:
         return result
 
     def _measure(self, words: tuple[str, ...]) -> Result:
-        ready = self.open().ready
         keys = [word.partition("=")[0] for word in words]
-        result = Result(words=words, changes=next(filter(None, (changes_training(key, ready) for key in keys)), ""))
-        compares = all(map(compares_losses, keys))
-        try:
-            with self._child(words) as child:
-                losses = self._begin(child)
-                pairs = self._pairs(child)
-        except SteppedProcessError as error:
-            if error.kind == "memory" and ready.machine["device"] == "cuda":
-                return self._alone(result, compares)
-            return replace(result, failed=_why(error))
-        rates, base = [b.rate for _, b in pairs], [a.rate for a, _ in pairs]
-        figures = replace(result, ratio=stepped_process.ratio(rates, base), base=tuple(base))
-        return self._with_blocks(figures, [b for _, b in pairs], losses if compares else ())
-
-    def _alone(self, result: Result, compares: bool) -> Result:
-        """Measure a setting that needs more memory than the recipe as it is leaves, after closing that."""
-        self.close()
-        try:
-            with self._child(result.words) as child:
-                losses, steps = self._begin(child), self._steps_in_block(child.go(1).seconds)
-                blocks = [child.go(steps) for _ in range(self.repeats)]
-        except SteppedProcessError as error:
-            return replace(result, failed=_why(error))
-        as_it_is, steps = self.open(), self._steps_in_block(self._step_s)
-        base = [as_it_is.go(steps).rate for _ in range(self.repeats)]
-        ratio = stepped_process.unpaired([block.rate for block in blocks], base)
-        note = "out of memory beside the recipe as it is: not measured in alternating blocks"
-        return self._with_blocks(
-            replace(result, ratio=ratio, base=tuple(base), note=note), blocks, losses if compares else ()
-        )
-
-    def _with_blocks(self, result: Result, blocks: Sequence[Block], losses: tuple[float, ...]) -> Result:
+        changes = next(filter(None, (changes_training(key, self.ready) for key in keys)), "")
+        result = Result(words=words, changes=changes)
+        with self._as_it_is() as base:
+            expected = self._begin(base)
+            try:
+                with self._child(words) as child:
+                    losses = self._begin(child)
+                    steps = self._steps_in_block(base), self._steps_in_block(child)
+                    pairs = list(stepped_process.in_turns(base, child, steps, self.repeats))
+            except SteppedProcessError as error:
+                if error.child is base:
+                    raise
+                return replace(result, failed=_why(error))
+        as_is, blocks = zip(*pairs, strict=True)
+        rates, base_rates = tuple(block.rate for block in blocks), tuple(block.rate for block in as_is)
         return replace(
             result,
-            rates=tuple(block.rate for block in blocks),
+            rates=rates,
+            base=base_rates,
+            ratio=stepped_process.ratio(rates, base_rates),
             memory_gb=max(block.memory_gb for block in blocks),
-            loss_drift=drift(losses, self._losses) if losses else None,
+            loss_drift=drift(losses, expected) if all(map(compares_losses, keys)) else None,
         )
 
-    def _pairs(self, child: SteppedProcess) -> list[tuple[Block, Block]]:
-        steps = self._steps_in_block(self._step_s), self._steps_in_block(child.go(1).seconds)
+    @contextmanager
+    def _as_it_is(self) -> Iterator[SteppedProcess]:
+        """Train the recipe as it is. Raises UserError where that cannot be done."""
         try:
-            return list(stepped_process.in_turns(self.open(), child, steps, self.repeats))
+            with self._child(()) as child:
+                yield child
         except SteppedProcessError as error:
-            if error.child is not self._base:
-                raise
-        # After thousands of steps at its full rate even a good recipe may diverge: it restarts once.
-        self.close()
-        base = self.open()
-        try:
-            return list(stepped_process.in_turns(base, child, steps, self.repeats))
-        except SteppedProcessError as error:
-            if error.child is base:
-                raise error.user_error or UserError("the recipe as it is", error.reason) from None
-            raise
+            raise error.user_error or UserError("the recipe as it is", error.reason) from None
 
     def _child(self, words: Sequence[str]) -> SteppedProcess:
         request = replace(self.request, overrides=merge(self.request.overrides, words), resume=None)
         return SteppedProcess(request, within=self.within)
 
     def _begin(self, child: SteppedProcess) -> tuple[float, ...]:
-        """Run the first steps of a child, and return their losses."""
-        return (*child.first.losses, *child.go(len(self._losses) - 1).losses)
+        """Run the first steps of a child, which warm it up; returns their losses."""
+        return (*child.first.losses, *child.go(COMPARED - 1).losses)
 
-    def _steps_in_block(self, seconds_each: float) -> int:
-        return self.steps or max(1, round(SECONDS / max(seconds_each, 1e-6)))
+    def _steps_in_block(self, child: SteppedProcess) -> int:
+        return self.steps or max(1, round(SECONDS / max(child.go(1).seconds, 1e-6)))
 
 
 def drift(losses: Sequence[float], others: Sequence[float]) -> float:

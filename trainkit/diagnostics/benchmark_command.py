@@ -44,20 +44,18 @@ def command(
     with interrupted_by_signals(), _tracked(request, recipe, store, say) as (tracker, within):
         benchmark = Benchmark(base, repeats, steps, within, say)
         try:
-            ready = benchmark.open().ready
-            axes = axes or bench_settings.suggested(recipe, ready)
+            axes = axes or bench_settings.suggested(recipe, benchmark.ready)
             many = number_of(sum(len(axis.values) for axis in axes), "settings")
             say(f"{many} in {repeats} pairs of blocks each: about {duration(benchmark.seconds(axes))}")
             benchmark.run(axes)
         finally:  # what was measured before an interrupt is kept, too
-            benchmark.close()
             kept = benchmark.kept()
             if benchmark.results:
                 say("\n" + benchmark.table())
                 _log(benchmark, kept, tracker)
         say(_outcome(kept))
         if write is not None:
-            say(_write(base, ready.machine, kept, write, tracker))
+            say(_write(base, benchmark.ready.machine, kept, write, tracker))
     return 0
 
 
@@ -110,7 +108,6 @@ def _tracked(
 
 def _log(benchmark: Benchmark, kept: Result | None, tracker: Tracker) -> None:
     tracker.artifact_text("tables/benchmark.txt", benchmark.table() + "\n")
-    tracker.table("tables/benchmark.csv", benchmark.columns())
     ratio = kept.ratio if kept is not None else None
     figures = {"speed/ratio": 1.0}
     if ratio is not None:

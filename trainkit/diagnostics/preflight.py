@@ -1,7 +1,7 @@
 """Try a training for about a minute: find errors early, forecast time, disk and memory, and say what bounds the speed.
 
-The training loop runs a few steps, one evaluation, a checkpoint, a resume from it, and another checkpoint written while
-steps continue, in a temporary folder. The schedule is that of the whole training.
+The training loop runs a few steps, an evaluation, a checkpoint, a resume from it and more steps, in a temporary folder.
+The schedule is that of the whole training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 
@@ -22,6 +21,7 @@ from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics import throughput_limits
+from trainkit.diagnostics.short_recipe import steps_alone
 from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.environment.process import peak_memory
@@ -29,7 +29,7 @@ from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Dataset
 from trainkit.paths import recipe_word
 from trainkit.speed import bottleneck
-from trainkit.speed.clock import BETWEEN, STEP, Steps
+from trainkit.speed.clock import STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, mean_step
 from trainkit.speed.limits import ThroughputLimits, rate_words
 from trainkit.speed.limits import lines as upper_bounds
@@ -53,7 +53,7 @@ class Tried:
     """Measurements of a short trial of a training."""
 
     steps: Steps
-    """Times of the steps after the checkpoint, without the first and those during which another was written."""
+    """Times of the steps after the checkpoint, without the first."""
     costs: Mapping[str, float]
     """Seconds that each evaluation will take."""
     evaluation_s: Mapping[str, float]
@@ -63,8 +63,7 @@ class Tried:
     written_s: float
     """To write a checkpoint."""
     blocking_s: float
-    """For which one checkpoint blocks training: the wait for it, and the additional time of the steps while it is
-    written."""
+    """For which one checkpoint blocks training: most of it is written while steps go on."""
     bytes: int
     """Of a checkpoint."""
     building: Sequence[Building]
@@ -133,7 +132,7 @@ def fly(
         trainer.start()
         costs = trainer.evaluator.costs
         _updates(trainer, FIRST)
-        path, written_s = _saved(trainer)
+        path, blocking_s, written_s = _saved(trainer)
         building = teacher_cache.forecast(trainer.model.networks, data.train, runtime, outputs)
         step_s = runtime.broadcast(float(trainer.clock.recent(1).seconds[-1]))
     del trainer  # its models take memory
@@ -142,8 +141,8 @@ def fly(
     again.limits = limits
     with Trainer(short, data, runtime, again, weights=found, resume=Resume(path)) as trainer:
         trainer.open()
-        beside = _updates(trainer, timed, save_at=max(2, timed // 3))
-        steps, blocking_s = apart(trainer.clock.recent()[1:], beside)
+        _updates(trainer, timed)
+        steps = trainer.clock.recent()[1:]
         phases = dict(zip(STEP, steps.phases.sum(0).tolist(), strict=True))
         evidence = trainer.monitor.evidence(steps, phases, len(steps))
     peak, left = _memory(runtime)
@@ -153,7 +152,7 @@ def fly(
         evaluation_s={name: seconds[-1] for name, seconds in logger.evaluation_s.items()},
         samples={name: sizes[name] for name in logger.evaluation_s},
         written_s=written_s,
-        blocking_s=runtime.broadcast(written_s if blocking_s is None else blocking_s),
+        blocking_s=blocking_s,
         bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         building=building,
         peak_gb=peak,
@@ -162,51 +161,25 @@ def fly(
     )
 
 
-def _updates(trainer: Trainer, many: int, save_at: int = 0) -> list[int]:
-    """Run steps, and write a checkpoint in the background after step `save_at`.
-
-    Returns the step counts when it was started and when it was written; or nothing.
-    """
-    beside: list[int] = []
-    for number in range(1, min(many, trainer.plan.steps - trainer.state.step) + 1):
+def _updates(trainer: Trainer, many: int) -> None:
+    for _ in range(min(many, trainer.plan.steps - trainer.state.step)):
         trainer.step()
         trainer.after_step()
-        if len(beside) == 1 and not trainer.checkpoints.writer.writing:
-            beside.append(trainer.clock.steps - 1)
-        if number == save_at:
-            beside.append(trainer.clock.steps)
-            trainer.checkpoints.save(required=True)
-    trainer.checkpoints.wait()
-    return [*beside, trainer.clock.steps] if len(beside) == 1 else beside
 
 
-def _saved(trainer: Trainer) -> tuple[Path, float]:
-    """Write a checkpoint, wait for it and read it back; returns its folder, and the seconds that it took to write."""
-    began = time.perf_counter()
+def _saved(trainer: Trainer) -> tuple[Path, float, float]:
+    """Write a checkpoint during a step and read it back; returns its folder, how long it held up the step and took."""
+    usual, began = float(trainer.clock.recent(FIRST).seconds.min()), time.perf_counter()
     trainer.checkpoints.save(required=True)
+    _updates(trainer, 1)  # it may wait for copies of the weights
+    blocked = max(0.0, time.perf_counter() - began - usual)
     trainer.checkpoints.wait()
-    seconds = trainer.runtime.broadcast(time.perf_counter() - began)
+    blocked, written = trainer.runtime.broadcast((blocked, time.perf_counter() - began))
     folder = trainer.logger.folder
     path, problems = storage.newest_valid(folder.checkpoints) if folder is not None else (None, [])
     if path is None:
         raise UserError("checkpoint", "; ".join(problems), "a checkpoint that can be read back")
-    return path, seconds
-
-
-def apart(steps: Steps, beside: Sequence[int]) -> tuple[Steps, float | None]:
-    """Separate the undisturbed steps, and return the seconds for which a checkpoint blocked training.
-
-    `beside` has the step counts when it was started and when it was written; the seconds are None without it.
-    """
-    if len(beside) < 2:
-        return steps, None
-    among = (steps.number > beside[0]) & (steps.number <= beside[1] + 1)
-    if not among.any() or among.all():
-        return steps, None
-    # Medians: bursts of other processes or the loader do not count.
-    slowed = among.sum() * (np.median(steps.seconds[among]) - np.median(steps.seconds[~among]))
-    waited = steps.between[among, BETWEEN.index("checkpoint")].sum()
-    return steps[~among], float(waited + max(0.0, slowed))
+    return path, blocked, written
 
 
 def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
@@ -289,23 +262,9 @@ class _Scratch(RunFolder):
 
 def _shortened(recipe: Recipe, evaluation: str | None) -> Recipe:
     """Return a recipe with one evaluation, at its start, and without scheduled checkpoints and figures."""
-    evaluations = {
-        name: replace(e, every=None, at_start=name == evaluation, at_end=False)
-        for name, e in recipe.evaluations.items()
-    }
-    log = replace(recipe.log, figures=None, profile=None, system_every=None)
-    checkpoints = replace(recipe.checkpoints, every=None, lose_at_most=None, failing="stop")
-    train = replace(recipe.train, schedule=recipe.train.schedule.without_scores())
-    out = {
-        "train": train,
-        "best": None,
-        "stop_when": None,
-        "time_to": {},
-        "promote": None,
-        "log": log,
-        "checkpoints": checkpoints,
-    }
-    return replace(recipe, evaluations=evaluations, **out)
+    recipe = steps_alone(recipe)
+    evaluations = {name: replace(e, at_start=name == evaluation) for name, e in recipe.evaluations.items()}
+    return replace(recipe, evaluations=evaluations, checkpoints=replace(recipe.checkpoints, failing="stop"))
 
 
 def _memory(runtime: Runtime) -> tuple[float, float]:

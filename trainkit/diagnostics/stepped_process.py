@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -55,8 +55,7 @@ class Block:
     each: tuple[float, ...]
     """Seconds of each step, of the last 4,096."""
     memory_gb: float
-    """Peak memory of the CUDA allocator in these steps; on a CPU the peak resident set of the process in them, plus the
-    private memory of its loader workers."""
+    """Peak of the CUDA allocator in these steps; on a CPU the private memory of the process and its workers after."""
 
     @property
     def rate(self) -> float:
@@ -68,8 +67,6 @@ class Block:
 class Ready:
     """Facts that a child reports after its first step."""
 
-    setup_s: float
-    """Seconds from its start to then: libraries, data, models, compiling."""
     steps_per_epoch: int
     batch_norm: bool
     """True where a layer uses statistics of the micro-batch."""
@@ -103,27 +100,11 @@ def ratio(faster: Sequence[float], than: Sequence[float]) -> Ratio:
         raise ValueError(f"{len(faster)} and {len(than)} rates; two pairs or more are needed")
     if min(*faster, *than) <= 0:
         raise ValueError("a rate is not above 0")
-    logs = np.log(np.asarray(faster, float) / np.asarray(than, float))
-    return _interval(float(logs.mean()), float(logs.std(ddof=1) / len(logs) ** 0.5), len(logs) - 1)
-
-
-def unpaired(faster: Sequence[float], than: Sequence[float]) -> Ratio:
-    """Return the ratio of rates that were not measured in alternating blocks: Welch's interval over their logarithms.
-
-    With as many degrees of freedom as the shorter row allows, which is never too narrow. Raises ValueError as `ratio`.
-    """
-    if min(len(faster), len(than)) < 2:
-        raise ValueError(f"{len(faster)} and {len(than)} rates; two or more are needed of each")
-    a, b = np.log(np.asarray(faster, float)), np.log(np.asarray(than, float))
-    error = float((a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)) ** 0.5)
-    return _interval(float(a.mean() - b.mean()), error, min(len(a), len(b)) - 1)
-
-
-def _interval(middle: float, error: float, freedom: int) -> Ratio:
     from scipy import stats
 
-    half = float(stats.t.ppf(0.975, freedom)) * error
-    return Ratio(*(float(np.exp(middle + side)) for side in (0.0, -half, half)))
+    logs = np.log(np.asarray(faster, float) / np.asarray(than, float))
+    half = float(stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5)
+    return Ratio(*(float(np.exp(logs.mean() + side)) for side in (0.0, -half, half)))
 
 
 def in_turns(
@@ -170,27 +151,21 @@ class SteppedProcess:
         self._aside = tempfile.TemporaryDirectory(prefix=PREFIX, dir=within)
         self.folder = Path(self._aside.name)
         self._errors = self.folder / "stderr.txt"
-        words = [
-            sys.executable,
-            "-P",
-            "-m",
-            "trainkit.diagnostics.stepping_child",
-            str(request.path),
-            *request.overrides,
-        ]
-        words += [f"--plugin={plugin}" for plugin in request.plugins]
+        words = [sys.executable, "-P", "-m", "trainkit.diagnostics.stepping_child", str(request.path)]
+        words += [*request.overrides, *(f"--plugin={plugin}" for plugin in request.plugins)]
         # What the parent can import, the child can: plug-ins are found on the path of the process.
         found = os.pathsep.join(dict.fromkeys(path for path in (*sys.path, str(_ROOT)) if path))
-        own = {key: value for key, value in os.environ.items() if key not in _LAUNCHER}
-        own |= {"PYTHONPATH": found, "TRAINKIT_PACED": str(self.folder)}
-        own |= {key: value for key, value in environment.items() if value is not None}
-        for key in [key for key, value in environment.items() if value is None]:
-            own.pop(key, None)
+        changed = {"PYTHONPATH": found, "TRAINKIT_PACED": str(self.folder), **environment}
+        own = {key: value for key, value in os.environ.items() if key not in (*_LAUNCHER, *changed)}
+        own |= {key: value for key, value in changed.items() if value is not None}
         with open(self._errors, "wb") as errors:
             # A group of its own, which can be frozen whole.
             self._child = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=own, process_group=0
             )
+        if self._child.stdin is None or self._child.stdout is None:
+            raise RuntimeError("the child has no pipes")
+        self._stdin, self._stdout = self._child.stdin, self._child.stdout
         try:
             self.ready = Ready(**self._answer()["ready"])
             self.first = self._block(self._answer())
@@ -198,18 +173,6 @@ class SteppedProcess:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _stdin(self) -> IO[bytes]:
-        if self._child.stdin is None:
-            raise RuntimeError("the child has no pipe")
-        return self._child.stdin
-
-    @property
-    def _stdout(self) -> IO[bytes]:
-        if self._child.stdout is None:
-            raise RuntimeError("the child has no pipe")
-        return self._child.stdout
 
     def go(self, steps: int) -> Block:
         """Run this many steps."""
@@ -259,13 +222,9 @@ class SteppedProcess:
     def _ask(self, word: Mapping[str, Any]) -> dict[str, Any]:
         self._freeze(False)
         try:
-            self._stdin.write(json.dumps(word).encode() + b"\n")
-            self._stdin.flush()
-        except OSError:
-            error = self._gone()
-            error.child = self
-            raise error from None
-        try:
+            with contextlib.suppress(OSError):  # of a child that has ended, which reading notices
+                self._stdin.write(json.dumps(word).encode() + b"\n")
+                self._stdin.flush()
             answer = self._answer()
         except SteppedProcessError as error:
             error.child = self
@@ -308,10 +267,8 @@ class SteppedProcess:
 
     def _last(self) -> str:
         """The last line that it wrote to stderr."""
-        with contextlib.suppress(OSError):
-            lines = [line for line in self._errors.read_text(errors="replace").splitlines() if line.strip()]
-            return f": {lines[-1].strip()[:300]}" if lines else ""
-        return ""
+        lines = self._errors.read_text(errors="replace").split("\n") if self._errors.exists() else []
+        return next((f": {line.strip()[:300]}" for line in reversed(lines) if line.strip()), "")
 
     def _freeze(self, on: bool) -> None:
         if on != self._frozen and hasattr(signal, "SIGSTOP"):

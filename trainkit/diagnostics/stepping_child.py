@@ -26,12 +26,12 @@ from torch.backends.cpu import get_cpu_capability
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
-from trainkit.config.schema import Checkpoints, Recipe
+from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
+from trainkit.diagnostics.short_recipe import steps_alone
 from trainkit.diagnostics.stepped_process import PREFIX, Block, Ready
 from trainkit.distributed.launch_settings import cannot_compile, with_compile_mode
 from trainkit.distributed.runtime import Runtime
-from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.tracking.journal import Journal
@@ -80,7 +80,7 @@ class _Session:
             phases=phases,
             losses=tuple(map(_mean, losses)),
             each=tuple(trainer.clock.recent(steps).seconds.tolist()),
-            memory_gb=_peak_gb(trainer.runtime),
+            memory_gb=_memory_gb(trainer.runtime),
         )
         return {"block": asdict(block)}
 
@@ -93,12 +93,11 @@ class _Session:
         else:
             self._tell(self._evaluate(word["name"], word["most"]))
 
-    def ready(self, began: float) -> Ready:
+    def ready(self) -> Ready:
         """Return the facts known after the first step."""
         plan, data, runtime = self._trainer.plan, self._trainer.data, self._trainer.runtime
         norms = torch.nn.modules.batchnorm._BatchNorm
         return Ready(
-            setup_s=time.time() - began,
             steps_per_epoch=plan.steps_per_epoch,
             batch_norm=any(isinstance(m, norms) and m.training for m in self._trainer.model.bare.modules()),
             views=data.train.views,
@@ -162,50 +161,26 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
 
 
 def _reset_peak(runtime: Runtime) -> None:
-    """Reset the peak memory counter."""
     if runtime.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(runtime.device)
-        return
-    with contextlib.suppress(OSError):  # Linux alone; elsewhere it stays that of the whole process
-        Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_gb(runtime: Runtime) -> float:
+def _memory_gb(runtime: Runtime) -> float:
+    """Return the peak of the CUDA allocator; on a CPU the private memory of this process and its workers now."""
     if runtime.device.type == "cuda":
         return torch.cuda.max_memory_allocated(runtime.device) / 1e9
-    peak = None
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        peak = 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    if peak is None:
-        peak = peak_memory()
-    return (peak + _own_of_workers()) / 1e9
-
-
-def _own_of_workers() -> int:
-    """Return the private memory of the loader workers, in bytes."""
+    own = psutil.Process()
     total = 0
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error, AttributeError):
-            total += child.memory_full_info().uss
-    return total
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # a worker that has just ended
+            total += process.memory_full_info().uss
+    return total / 1e9
 
 
 def shortened(recipe: Recipe) -> Recipe:
     """Return a recipe as it is trained here: endless, and without evaluations and checkpoints."""
-    log = replace(recipe.log, figures=None, system_every=None, ceilings="off", profile=None, rows=False)
-    schedule = recipe.train.schedule.without_scores()
-    return replace(
-        recipe,
-        best=None,
-        stop_when=None,
-        time_to={},
-        promote=None,
-        log=log,
-        train=replace(recipe.train, length=Span.parse(_LENGTH), schedule=schedule),
-        evaluations={},
-        checkpoints=Checkpoints(every=None, at_end=False, lose_at_most=None),
-    )
+    recipe = steps_alone(recipe)
+    return replace(recipe, train=replace(recipe.train, length=Span.parse(_LENGTH)), evaluations={})
 
 
 def run(words: list[str], began: float, tell: Tell) -> None:
@@ -225,7 +200,7 @@ def run(words: list[str], began: float, tell: Tell) -> None:
             trainer.start()
             session = _Session(trainer, whole, tell)
             first = session.go(1)
-            tell({"ready": asdict(session.ready(began))})
+            tell({"ready": asdict(session.ready())})
             tell(first)
             for line in sys.stdin:
                 session.obey(json.loads(line))

@@ -1,4 +1,4 @@
-"""Measure upper bounds of throughput: the loader, the model and each evaluation, each timed alone.
+"""Measure upper bounds of throughput: the loader and the model, each timed alone.
 
 `Trainer.step` trains the model on one batch that is read once; its weights are discarded, and the training that follows
 is bitwise unchanged. The figures are kept in the store, under a fingerprint of everything that affects them.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import gc
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -25,26 +23,23 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
-from torch import nn
 
-from trainkit import rng
 from trainkit.config import loader
 from trainkit.config.schedule import Curve
-from trainkit.config.schema import Log, Recipe
+from trainkit.config.schema import Recipe
 from trainkit.config.units import Span, samples_per_update
 from trainkit.data.loader import stream as loading
 from trainkit.diagnostics.repeated_batches import RepeatedBatches
+from trainkit.diagnostics.short_recipe import steps_alone
 from trainkit.distributed.launch_settings import with_compile_mode
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Dataset, Split, TrainsOnFeatures
-from trainkit.models.compilation import compile_in_place
+from trainkit.interfaces import Dataset, TrainsOnFeatures
 from trainkit.speed.limits import ThroughputLimits, lines, metrics
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
-from trainkit.training import plan as planning
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
@@ -53,12 +48,10 @@ T = TypeVar("T")
 
 FOLDER = "ceilings"
 """Folder of the store's home that keeps what was measured."""
-ENOUGH = 500
-"""Steps from which `log.ceilings: auto` measures."""
 SECONDS = 5.0
 """Time of each part; longer where a few batches take longer."""
-SHARE = 0.01
-"""Largest share of the training time that `auto` spends on each part."""
+WARM = 3
+"""Steps on the one batch that are not timed: they compile, choose algorithms and fetch memory."""
 _FORMAT = 1
 _ENDLESS = Span(10**9, "steps")
 _VERSIONS = ("torch", "torchvision", "accelerate", "timm", "numpy", "pillow", "trainkit")
@@ -82,19 +75,16 @@ def ensure(
 
     Called on every process. What cannot be measured is named in `absent` and never ends the run.
     """
-    word, updates = recipe.log.ceilings, _updates(recipe, data, runtime.world)
-    if word == "off" or not updates:
+    word = recipe.log.ceilings
+    if word == "off" or not _updates(recipe, data, runtime.world):
         return None
-    if word == "auto" and updates < ENOUGH and not runtime.on_main(lambda: (store.home / FOLDER).is_dir()):
+    if word == "auto" and not runtime.on_main(lambda: (store.home / FOLDER).is_dir()):
         return None
     mark = fingerprint(recipe, data, runtime)
     if word == "auto":
-        kept = _from_words(runtime.on_main(lambda: _words_of(known(store, mark))))
-        if kept is not None or updates < ENOUGH:
-            return kept
+        return _checked(runtime.on_main(lambda: _kept(store, mark)))
     others = busy()
-    part = SHARE if word == "auto" else None
-    measured = measure(recipe, data, runtime, found, SECONDS, say, part, stopping)
+    measured = measure(recipe, data, runtime, found, SECONDS, say, stopping)
     if _STOPPED not in measured.absent.values():
         runtime.on_main(lambda: keep(store, mark, measured))
     say("\n".join([*lines(measured), *([others] if others else [])]))
@@ -103,13 +93,7 @@ def ensure(
 
 def known(store: Store, mark: str) -> ThroughputLimits | None:
     """Return what was measured under a fingerprint; None where nothing was, or the file is damaged."""
-    try:
-        entry = json.loads((store.home / FOLDER / f"{mark}.json").read_text(encoding="utf-8"))
-        if entry["format"] != _FORMAT or entry["fingerprint"] != mark:
-            return None
-        return _from_words(entry["ceilings"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+    return _checked(_kept(store, mark))
 
 
 def busy() -> str:
@@ -141,7 +125,6 @@ def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
     recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data, runtime.world))
     tree = json.loads(json.dumps(loader.to_tree(recipe), default=str))
     train = {key: value for key, value in tree["train"].items() if key not in ("length", "schedule")}
-    scored = {name: [e.split or name, e.batch_size] for name, e in recipe.evaluations.items()}
     versions = {}
     for name in _VERSIONS:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -149,7 +132,7 @@ def fingerprint(recipe: Recipe, data: Dataset, runtime: Runtime) -> str:
     optim = {key: tree["optim"][key] for key in ("name", "clip_norm", "clip_agc", "fused", "nesterov")}
     parts = [
         {key: tree[key] for key in ("task", "data", "loader", "device")},
-        [train, scored, optim, data.meta.digest],
+        [train, optim, data.meta.digest],
         [runtime.describe(), _cores(), {word: os.environ.get(word) for word in _WORDS}],
         [versions, torch.version.cuda],
     ]
@@ -167,25 +150,24 @@ def _updates(recipe: Recipe, data: Dataset, world: int) -> int:
     return recipe.train.length.steps(per_epoch, batch) if per_epoch else 0
 
 
-def _words_of(ceilings: ThroughputLimits | None) -> dict[str, Any] | None:
-    return None if ceilings is None else asdict(ceilings)
+def _kept(store: Store, mark: str) -> Any:
+    """Return the tree of JSON under a fingerprint; None where there is none."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        entry = json.loads((store.home / FOLDER / f"{mark}.json").read_text(encoding="utf-8"))
+        if entry["format"] == _FORMAT and entry["fingerprint"] == mark:
+            return entry["ceilings"]
+    return None
 
 
-def _from_words(words: Any) -> ThroughputLimits | None:
-    """Ceilings from what JSON kept of them. Raises ValueError or TypeError for what they cannot be."""
-    if words is None:
+def _checked(tree: Any) -> ThroughputLimits | None:
+    """Return bounds as JSON kept them; None where they cannot be bounds."""
+    try:
+        found = ThroughputLimits(**tree)
+        rates = [found.loader, found.model, found.flops_per_sample, found.peak_flops]
+        numbers = [*(rate for rate in rates if rate is not None), *found.fetch.values()]
+        return found if all(0 <= number < math.inf for number in numbers) else None
+    except (TypeError, AttributeError):
         return None
-    for key in ("loader", "model", "flops_per_sample", "peak_flops"):
-        if words[key] is not None and not (isinstance(words[key], int | float) and 0 < words[key] < math.inf):
-            raise ValueError(f"{key} is {words[key]!r}")
-    for key in ("evaluations", "fetch", "absent"):
-        if not isinstance(words[key], dict):
-            raise ValueError(f"{key} is {words[key]!r}")
-    if not all(
-        isinstance(v, int | float) and 0 <= v < math.inf for k in ("evaluations", "fetch") for v in words[k].values()
-    ):
-        raise ValueError("a rate or a share is not a number")
-    return ThroughputLimits(**words)
 
 
 # ---- Measuring
@@ -198,19 +180,17 @@ def measure(
     found: Mapping[str, Path],
     seconds: float = SECONDS,
     say: Callable[[str], None] = lambda text: None,
-    share: float | None = None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> ThroughputLimits:
-    """Time the model, the loader and the evaluations, each alone, for `seconds` each and a few batches at least.
+    """Time the model and the loader, each alone, for `seconds` and a few batches at least.
 
-    With `share`, for at most that share of the expected training time. Called on every process.
-    `found` holds the weights that the task needs. What cannot be measured is in `absent` with the reason. Afterwards
-    generators, compiled code and peak memory are as they were, or as if new.
+    Called on every process. `found` holds the weights that the task needs. What cannot be measured is in `absent` with
+    the reason. Afterwards generators, compiled code and peak memory are as they were, or as if new.
     """
-    say(f"measuring upper bounds: model, loader and evaluations, each alone, for about {seconds:g} s at most")
+    say(f"measuring upper bounds: model and loader, each alone, for about {seconds:g} s")
     # What a task may note about its training belongs to this one.
     recipe = replace(recipe, task=copy.deepcopy(recipe.task))
-    alone = _Alone(recipe, data, runtime, found, seconds, share, stopping)
+    alone = _Alone(recipe, data, runtime, found, seconds, stopping)
     with _unchanged(runtime, alone.recipe):
         figures = alone.all()
     return ThroughputLimits(**figures, absent=alone.absent)
@@ -226,15 +206,12 @@ class _Alone:
         runtime: Runtime,
         found: Mapping[str, Path],
         seconds: float,
-        share: float | None,
         stopping: Callable[[], bool],
     ):
         self.data, self.runtime, self.found = data, runtime, found
         self.recipe = with_compile_mode(recipe, runtime.device.type, _updates(recipe, data, runtime.world))
-        self.stopping = stopping
+        self.seconds, self.stopping = seconds, stopping
         self.absent: dict[str, str] = {}
-        self._seconds, self._share = seconds, share
-        self._updates, self._step_seconds = _updates(recipe, data, runtime.world), 0.0
 
     def all(self) -> dict[str, Any]:
         """Every figure of `Ceilings`."""
@@ -251,7 +228,6 @@ class _Alone:
         if frozen and not counted:
             self.absent.setdefault("flops_per_sample", self.absent.get("model", "no counted operation ran"))
         loader, parts = self._each("loader", self._loader), self._each("fetch", self._fetch)
-        held = self._each("evaluations", self._evaluations)
         self.runtime.barrier()
         peaks = self._each("peak_flops", self._peak)
         # Every step waits for the slowest process.
@@ -259,7 +235,6 @@ class _Alone:
             "model": batch / max(seconds for seconds, _ in model) if model else None,
             "loader": batch / max(loader) if loader else None,
             "fetch": parts[0] if parts else {},
-            "evaluations": self._rates(held) if held else {},
             "flops_per_sample": sum(counted) / len(counted) * self.plan.world / batch if counted else None,
             "peak_flops": sum(most for most, _ in peaks) if peaks else None,
             "peak_source": peaks[0][1] if peaks else "",
@@ -285,67 +260,68 @@ class _Alone:
             return None
         return [cast(T, done if rank == self.runtime.rank else other) for rank, (_, other) in enumerate(told)]
 
-    def budget(self, step_seconds: float | None = None) -> float:
-        """Return the seconds a part may take; with a share of the training, from the step time."""
-        self._step_seconds = step_seconds or self._step_seconds
-        if self._share is None:
-            return self._seconds
-        wanted = self._share * self._updates * self._step_seconds if self._step_seconds else self._seconds / 5
-        return min(self._seconds, max(0.1, wanted))
-
     # ---- the model
 
     def _model(self, frozen: RepeatedBatches) -> tuple[float, int | None]:
         """Return seconds of a step on this process, and its operations where they can be counted on the way."""
         # Compiled code cannot be looked into.
-        return self._train(frozen, counted=self.recipe.train.compile == "off", timing=_Timing(self, frozen))
+        return self._train(frozen, self.seconds, counted=self.recipe.train.compile == "off")
 
     def _flops(self, frozen: RepeatedBatches) -> int | None:
         """Return the operations of a step on this process that is not compiled."""
-        return self._train(frozen, counted=True, compile="off")[1]
+        return self._train(frozen, 0.0, counted=True, compile="off")[1]
 
     def _train(
-        self, frozen: RepeatedBatches, counted: bool, timing: _Timing | None = None, **changes: Any
+        self, frozen: RepeatedBatches, seconds: float, counted: bool, **changes: Any
     ) -> tuple[float, int | None]:
-        """Train on one batch until `timing` has enough; returns seconds of a step, and operations of one more."""
+        """Train on one batch for so long; returns seconds of a step, and operations of one more."""
         from trainkit.speed.flops import Counter  # what torch has of it takes a quarter of a second to import
 
         data = replace(self.data, train=frozen, evaluations={}, notes=())
+        ends, handed = [time.perf_counter()], [frozen.seconds]
+
+        def done() -> bool:
+            warm = len(ends) > WARM + 1 or ends[-1] - ends[0] > 2 * seconds  # of slow steps there is time for few
+            return self.stopping() or (len(ends) > 2 and warm and ends[-1] - ends[min(WARM, len(ends) - 2)] >= seconds)
+
         with Trainer(self._endless(**changes), data, self.runtime, weights=self.found) as trainer:
             trainer.open()
-            poll = StopPoll(self.runtime, lambda: timing is None or timing.done or self.stopping())
-            ends = False
-            while not ends:
+            poll = StopPoll(self.runtime, done)
+            ended = False
+            while not ended:
                 poll.ask()
                 trainer.step()
                 trainer.judge(wait=False)
-                if timing is not None:
-                    timing.add()
-                ends = poll.answer()
-            if not counted:
-                return (timing.seconds() if timing else 0.0), None
-            with Counter() as counter:
-                trainer.step()
-            return (timing.seconds() if timing else 0.0), counter.total
+                ended = poll.answer()
+                if len(ends) <= WARM or ended or done():
+                    self.runtime.synchronize()  # so that what was handed to the device counts
+                ends.append(time.perf_counter())
+                handed.append(frozen.seconds)
+            operations = None
+            if counted:
+                with Counter() as counter:
+                    trainer.step()
+                operations = counter.total
+        first = min(WARM, len(ends) - 2)
+        spent = np.diff(ends[first:])
+        if frozen.copied:  # on a GPU copying overlaps with the device's work
+            spent = spent - np.diff(handed[first:])
+        return steady(spent), operations
 
     def _endless(self, **changes: Any) -> Recipe:
         """Return the recipe without an end, and without all that is not a step."""
-        train = replace(self.recipe.train, length=_ENDLESS, schedule=Curve(), on_oom="stop", **changes)
+        recipe = steps_alone(self.recipe)
+        train = replace(recipe.train, length=_ENDLESS, schedule=Curve(), on_oom="stop", **changes)
         if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
             train = replace(train, nonfinite="stop")
         return replace(
-            self.recipe,
+            recipe,
             train=train,
             # A tiny learning rate: training on one batch would overfit or diverge.
-            optim=replace(self.recipe.optim, lr=1e-6 * self.recipe.optim.lr),
+            optim=replace(recipe.optim, lr=1e-6 * recipe.optim.lr),
             evaluations={},
-            best=None,
-            stop_when=None,
-            time_to={},
-            promote=None,
-            checkpoints=replace(self.recipe.checkpoints, every=None, at_end=False, lose_at_most=None),
-            log=Log(every=_ENDLESS, figures=None, system_every=None, ceilings="off", profile=None),
-            loader=replace(self.recipe.loader, workers=0),
+            log=replace(recipe.log, every=_ENDLESS),
+            loader=replace(recipe.loader, workers=0),
         )
 
     # ---- the loader
@@ -358,27 +334,24 @@ class _Alone:
             self.data.train, partial(plan.keys, self.data.train, 0), loader, pin=self.runtime.device.type == "cuda"
         )
         # Leave out what the workers prefetched; then count whole rounds of them.
-        at_once, budget = max(1, loader.workers), self.budget()
+        at_once = max(1, loader.workers)
         warm = 1 + loader.workers * (loader.prefetch + 1)
         times: list[float] = []
         began = time.perf_counter()
         try:
             for _ in stream:
                 times.append(time.perf_counter())
-                if len(times) == 1 + at_once and times[-1] - began > 2 * budget:
+                if len(times) == 1 + at_once and times[-1] - began > 2 * self.seconds:
                     warm = 1  # too slow to wait for all prefetched batches
                 rounds, rest = divmod(len(times) - warm, at_once)
-                if self.stopping() or (rounds >= 1 and rest == 0 and times[-1] - times[warm - 1] >= budget):
+                if self.stopping() or (rounds >= 1 and rest == 0 and times[-1] - times[warm - 1] >= self.seconds):
                     break
         finally:
             stream.close()
         spent = np.diff(times[warm - 1 :])
-        rounds = (
-            spent[: len(spent) // at_once * at_once].reshape(-1, at_once).mean(1) if len(spent) >= at_once else spent
-        )
-        if not len(rounds):
+        if len(spent) < at_once:
             raise ValueError(_STOPPED)
-        return plan.accumulation * steady(rounds)
+        return plan.accumulation * steady(spent[: len(spent) // at_once * at_once].reshape(-1, at_once).mean(1))
 
     def _refuse_features(self) -> None:
         """Raise ValueError where training reads no images: reading those bounds nothing."""
@@ -396,113 +369,17 @@ class _Alone:
         try:
             # From the middle of an epoch on: the beginning was just read, and is in memory.
             keys = plan.keys(split, plan.steps_per_epoch // 2)
-            calls = (functools.partial(split.fetch, rows, epoch) for epoch, rows in keys)
-            return fetch_profile.shares(calls, min(1.0, self.budget()))
+            calls = (partial(split.fetch, rows, epoch) for epoch, rows in keys)
+            return fetch_profile.shares(calls, min(1.0, self.seconds))
         finally:
             torch.set_num_threads(threads)
-
-    # ---- evaluations
-
-    @torch.no_grad()
-    def _evaluations(self) -> dict[str, float]:
-        """Seconds of a batch of each evaluation on this process."""
-        recipe, runtime = self.recipe, self.runtime
-        if not recipe.evaluations:
-            return {}
-        if runtime.sharded:
-            raise ValueError("parameters are sharded: a forward pass involves all ranks")
-        splits = planning.evaluated(recipe, self.data)
-        torch.manual_seed(rng.number(recipe.seed, "weights"))
-        net = runtime.to_memory_format(recipe.task.build(self.data.meta, self.found, recipe.seed).model).eval()
-        compile_in_place(net, recipe.train.compile)
-        return {name: self._held(net, name, split) for name, split in splits.items()}
-
-    def _held(self, net: nn.Module, name: str, split: Split) -> float:
-        """Seconds of a batch of an evaluation, read and predicted; the first does not count where others follow."""
-        runtime = self.runtime
-        budget = self.budget() / len(self.recipe.evaluations)
-        batches, times = self._batches(name, split), [time.perf_counter()]
-        for rows, _ in itertools.chain(batches[:1], itertools.cycle(batches)):
-            batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0)))
-            with runtime.accelerator.autocast():
-                self.recipe.task.predict(net, batch)
-            runtime.synchronize()
-            times.append(time.perf_counter())
-            if len(times) == 2 and times[1] - times[0] > 2 * budget:
-                break  # what takes so long shows little of its beginning
-            if len(times) > 2 and (times[-1] - times[1] >= budget or self.stopping()):
-                del times[0]
-                break
-        return steady(np.diff(times))
-
-    def _batches(self, name: str, split: Split) -> list[tuple[np.ndarray, np.ndarray]]:
-        size = self.recipe.evaluations[name].batch_size
-        return list(loading.every_sample(split, size, self.runtime.world, self.runtime.rank))
-
-    def _rates(self, held: list[dict[str, float]]) -> dict[str, float]:
-        """Return samples/s of each evaluation over all processes; padding is not counted."""
-        splits = planning.evaluated(self.recipe, self.data)
-        slowest = {name: max(seconds[name] for seconds in held) for name in held[0]}
-        return {name: splits[name].size / (s * len(self._batches(name, splits[name]))) for name, s in slowest.items()}
 
     # ---- the device
 
     def _peak(self) -> tuple[float, str]:
         from trainkit.speed import flops
 
-        return flops.peak(self.recipe, self.runtime, seconds=min(0.3, self.budget()))
-
-
-class _Timing:
-    """When each step ended, and whether enough of them were steady."""
-
-    def __init__(self, alone: _Alone, frozen: RepeatedBatches):
-        self._alone, self._frozen = alone, frozen
-        self._ends: list[float] = []
-        self._handed: list[float] = []
-        self._warm = 0
-        """Steps that are left out; 0: not yet known."""
-        self.done = False
-
-    def add(self) -> None:
-        """Note that a step has ended."""
-        if not self.done:
-            self._ends.append(time.perf_counter())
-            self._handed.append(self._frozen.seconds)
-            self.done = self._enough(len(self._ends))
-
-    def _enough(self, step: int) -> bool:
-        if step < 2:
-            return False
-        last = self._ends[-1] - self._ends[-2]
-        budget = self._alone.budget(last)
-        if not self._warm:
-            # The first ones compile, choose algorithms and fetch memory; of slow ones two are all there is time for.
-            if last > budget or (step >= 3 and self._ends[-1] - self._ends[0] >= 0.2 * budget):
-                self._settle()
-                self._warm = step
-            return False
-        if self._ends[-1] - self._ends[self._warm - 1] < budget:
-            return False
-        self._settle()
-        return True
-
-    def _settle(self) -> None:
-        """Let the device finish, so that what was handed to it counts."""
-        self._alone.runtime.synchronize()
-        self._ends[-1] = time.perf_counter()
-
-    def seconds(self) -> float:
-        """Return the seconds of a steady step; raises ValueError where the training ended before.
-
-        On a CPU without the time in which batches were copied; on a GPU copying overlaps with the device's work.
-        """
-        spent = np.diff(self._ends[self._warm - 1 :]) if self._warm else np.zeros(0)
-        if not len(spent):
-            raise ValueError(f"training on one batch ended after {len(self._ends)} steps")
-        if self._frozen.copied:
-            spent = spent - np.diff(self._handed[self._warm - 1 :])
-        return steady(spent)
+        return flops.peak(self.runtime.device, self.runtime.precision, min(0.3, self.seconds))
 
 
 def steady(seconds: np.ndarray) -> float:

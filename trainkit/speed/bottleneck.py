@@ -20,9 +20,6 @@ from trainkit.tracking import markdown
 NOTABLE = 0.10
 """Share of wall-clock time from which a finding counts as a bottleneck."""
 _FROM_DISK_MB_S = 20.0
-_GROWN_GB, _GROWN = 0.25, 0.2
-_GROWING_S, _RATE_S = 180.0, 600.0
-"""Seconds for which memory must grow before it is reported, and before its growth per hour is."""
 _MOST_WORKERS = 8
 
 
@@ -60,12 +57,6 @@ def describe(e: Evidence, findings: Sequence[Finding], recipe: str = "RECIPE") -
     return lines
 
 
-def describe_unmeasured(e: Evidence) -> list[str]:
-    """List what was not measured of a run, and why, as one line; empty where everything was."""
-    absent = "; ".join(f"{what}: {why}" for what, why in sorted(e.absent.items()))
-    return [f"Not measured: {absent}"] if absent else []
-
-
 def describe_slowdown(drop: Drop) -> str:
     """Describe a sustained slowdown in a sentence."""
     return (
@@ -97,7 +88,6 @@ NAMES = {
     "checkpoint": "checkpoints",
     "log": "logging",
     "setup": "start-up",
-    "body": "the body of the loop",
 }
 
 
@@ -114,11 +104,8 @@ def _data(e: Evidence) -> Finding | None:
     if c and c.fetch:
         kind, most = max(c.fetch.items(), key=lambda item: item[1])
         more += f" {_WORK.get(kind, kind)} takes {_percent(most)} of the time to read a batch."
-    disk = _median(e, "read_mb_s")
-    decoding = c is not None and c.fetch.get("decode", 0.0) + c.fetch.get("augment", 0.0) >= 0.5
-    if not decoding and disk >= _FROM_DISK_MB_S:
-        text = f"Data loading from disk ({_of_time(lost)}). {disk:.0f} MB/s read."
-        return Finding("page_cache", lost, text + more, (("data in a form that fits into memory", ""),))
+    if (disk := _median(e, "read_mb_s")) >= _FROM_DISK_MB_S:
+        more += f" {disk:.0f} MB/s are read from disk."
     options = (*_more_workers(e), ("decoding the data once", ""))
     return Finding("data", lost, f"Data loading ({_of_time(lost)}).{more}", options)
 
@@ -187,24 +174,6 @@ def _other_processes(e: Evidence) -> Finding | None:
     return Finding("other_processes", others / processors * _compute_share(e), text)
 
 
-def _memory(e: Evidence) -> Finding | None:
-    before, after = _ends(e, "rss_gb")
-    rss = _known(e, "rss_gb")
-    if not before or after - before < max(_GROWN_GB, _GROWN * before) or not _still_growing(rss):
-        return None
-    seconds = e.load[-1].at - e.load[0].at
-    if seconds < _GROWING_S:  # a training that begins fills its pools and caches
-        return None
-    quarter = max(1, len(e.steps) // 4)
-    first, last = (float(np.median(part.seconds)) for part in (e.steps[:quarter], e.steps[-quarter:]))
-    lost = max(0.0, 1 - first / last) * _training(e) / _total(e) if last else 0.0
-    # From the middle of the first quarter to that of the last.
-    rate = f", {(after - before) / (0.75 * seconds / 3600):.2g} GB/h" if seconds >= _RATE_S else ""
-    text = f"Growing memory ({before:.1f} -> {after:.1f} GB resident in {seconds / 60:.0f} minutes{rate}); "
-    text += f"median step time {_ms(1e3 * first)} in the first quarter, {_ms(1e3 * last)} in the last."
-    return Finding("memory", lost, text)
-
-
 def _slow_rank(e: Evidence) -> Finding | None:
     if len(e.ranks) < 2:
         return None
@@ -224,29 +193,28 @@ def _slow_rank(e: Evidence) -> Finding | None:
 
 
 def _settings(e: Evidence) -> Iterable[Finding]:
-    s = e.settings
-    if str(s.get("CUDA_LAUNCH_BLOCKING", "0")) not in ("0", "") and e.device == "cuda":
-        text = "CUDA_LAUNCH_BLOCKING is set: the host waits for every kernel. Use it for debugging only."
-        yield Finding("setting", 0.0, text)
-    if s.get("anomaly"):
-        yield Finding("setting", 0.0, "Autograd anomaly detection is on. Use it for debugging only.")
-    if s.get("deterministic"):
-        options = (("`device.deterministic=false`", "device.deterministic=true,false"),) if e.device == "cuda" else ()
-        yield Finding(
-            "setting", 0.0, "Deterministic kernels (`device.deterministic`) are on: they may be slower.", options
-        )
-    if s.get("cudnn_benchmark") is False and e.device == "cuda" and not s.get("deterministic"):
-        options = (("`device.cudnn_benchmark=true`", "device.cudnn_benchmark=false,true"),)
-        yield Finding("setting", 0.0, "cuDNN's benchmark mode (`device.cudnn_benchmark`) is off.", options)
+    s, gpu = e.settings, e.device == "cuda"
+    deterministic = ("`device.deterministic=false`", "device.deterministic=true,false")
+    cudnn = ("`device.cudnn_benchmark=true`", "device.cudnn_benchmark=false,true")
     cores, threads, processes = s.get("cores") or 1, s.get("threads") or 1, s.get("processes") or 1
-    wanted = max(1, int(cores // processes))
-    options = ((f"`device.threads={wanted}`", f"device.threads={threads},{wanted}"),)
-    if e.device == "cpu" and threads * processes <= cores / 2:
-        text = f"Few threads: {threads * processes} on {cores:g} CPU cores ({_threads(processes, threads)})."
-        yield Finding("setting", 0.0, text, options)
-    if threads * processes > 2 * cores:
-        text = f"Too many threads: {processes * threads} on {cores:g} CPU cores ({_threads(processes, threads)})."
-        yield Finding("setting", 0.0, text, options)
+    fitting = max(1, int(cores // processes))
+    other = (f"`device.threads={fitting}`", f"device.threads={threads},{fitting}")
+    each = f"{number_of(processes, 'processes', 'process')}, {number_of(threads, 'threads')}{' each' * (processes > 1)}"
+    used = f"{threads * processes} on {cores:g} CPU cores ({each})."
+    rows: tuple[tuple[bool, str, tuple[str, str] | None], ...] = (
+        (gpu and str(s.get("CUDA_LAUNCH_BLOCKING", "0")) not in ("0", ""),
+         "CUDA_LAUNCH_BLOCKING is set: the host waits for every kernel. Use it for debugging only.", None),
+        (bool(s.get("anomaly")), "Autograd anomaly detection is on. Use it for debugging only.", None),
+        (bool(s.get("deterministic")),
+         "Deterministic kernels (`device.deterministic`) are on: they may be slower.", deterministic if gpu else None),
+        (gpu and s.get("cudnn_benchmark") is False and not s.get("deterministic"),
+         "cuDNN's benchmark mode (`device.cudnn_benchmark`) is off.", cudnn),
+        (not gpu and threads * processes <= cores / 2, f"Few threads: {used}", other),
+        (threads * processes > 2 * cores, f"Too many threads: {used}", other),
+    )  # fmt: skip
+    for found, text, option in rows:
+        if found:
+            yield Finding("setting", 0.0, text, (option,) if option else ())
 
 
 def _compute(e: Evidence) -> Finding:
@@ -265,17 +233,16 @@ def _compute(e: Evidence) -> Finding:
 
 
 RULES: tuple[Callable[[Evidence], Finding | Iterable[Finding] | None], ...] = (
-    _data, _phases, _recompiles, _waits, _other_processes, _memory, _slow_rank, _settings,
+    _data, _phases, _recompiles, _waits, _other_processes, _slow_rank, _settings,
 )  # fmt: skip
 CAUSES = (
-    "data", "page_cache", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync",
-    "other_processes", "memory", "slow_rank", "setting", "compute",
+    "data", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync",
+    "other_processes", "slow_rank", "setting", "compute",
 )  # fmt: skip
 _WORK = {
     "read": "Reading files",
     "decode": "Decoding",
     "augment": "Augmentation",
-    "collate": "Collation",
     "other": "Work other than reading, decoding and augmentation",
 }
 
@@ -289,10 +256,7 @@ def _throughput(e: Evidence) -> str:
     if (c := e.limits) is not None and c.loader and c.model:
         least, part = min((c.loader, "loader"), (c.model, "model"))
         bound = f"the {part} alone ({rate_words(least)} samples/s)"
-        if rate <= least:
-            text += f", {_percent(rate / least)} of the upper bound of {bound}"
-        else:
-            text += f", more than was measured for {bound}: measure again with log.ceilings=measure"
+        text += f", {_percent(rate / least)} of the upper bound of {bound}"
     text += "."
     if len(e.steps):
         p10, p50, p99 = (_ms(1e3 * s) for s in np.percentile(e.steps.seconds, [10, 50, 99]))
@@ -332,26 +296,8 @@ def _median(e: Evidence, name: str) -> float:
     return float(np.median(values)) if values else 0.0
 
 
-def _ends(e: Evidence, name: str) -> tuple[float, float]:
-    """Return the medians of the first and the last quarter of the readings; zeros of fewer than eight."""
-    values = _known(e, name)
-    quarter = len(values) // 4
-    return (float(np.median(values[:quarter])), float(np.median(values[-quarter:]))) if quarter >= 2 else (0.0, 0.0)
-
-
-def _still_growing(values: Sequence[float]) -> bool:
-    """Test whether each quarter of a series lies above the one before, unlike a cache that fills up once."""
-    quarters = [float(np.median(part)) for part in np.array_split(np.asarray(values), 4)]
-    steps = np.diff(quarters)
-    return bool((steps > 0.1 * (quarters[-1] - quarters[0])).all())
-
-
 def _listed(found: Finding | Iterable[Finding] | None) -> Iterable[Finding]:
     return () if found is None else (found,) if isinstance(found, Finding) else found
-
-
-def _threads(processes: int, threads: int) -> str:
-    return f"{number_of(processes, 'processes', 'process')}, {number_of(threads, 'threads')}{' each' * (processes > 1)}"
 
 
 def _of_time(share: float) -> str:

@@ -20,7 +20,9 @@ class Compiled:
     seconds: float = 0.0
     """Spent compiling."""
     reasons: tuple[str, ...] = ()
-    """Why, the most frequent first."""
+    """Why it recompiled, the most frequent first."""
+    breaks: tuple[str, ...] = ()
+    """`file:line: reason` of graph breaks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,5 +78,3 @@ class Evidence:
     """Settings that affect speed: `workers`, `prefetch`, `compile`, `precision`, `threads`, `cores`, `deterministic`,
     `cudnn_benchmark`, `log_every`, `evaluate_every`, `checkpoint_every`, and of the environment
     `CUDA_LAUNCH_BLOCKING`, `OMP_NUM_THREADS`, ..."""
-    absent: Mapping[str, str] = field(default_factory=dict)
-    """What could not be measured, and why."""

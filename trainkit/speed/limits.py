@@ -22,28 +22,16 @@ def mfu(rate: float, ceilings: ThroughputLimits) -> float | None:
     return rate * ceilings.flops_per_sample / ceilings.peak_flops
 
 
-def turns(ceilings: ThroughputLimits) -> float | None:
-    """Return the bound where loader and model take turns, without workers that prefetch; None if unknown."""
-    if ceilings.loader is None or ceilings.model is None:
-        return None
-    return 1 / (1 / ceilings.loader + 1 / ceilings.model)
-
-
 def metrics(ceilings: ThroughputLimits) -> dict[str, float]:
     """Return the bounds that are known by metric name, samples a second."""
     rates = {f"speed/ceiling_{name}": getattr(ceilings, name) for name in _PARTS}
-    rates |= {f"speed/ceiling_eval_{name}": rate for name, rate in ceilings.evaluations.items()}
     return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def lines(ceilings: ThroughputLimits) -> list[str]:
     """Write the bounds as aligned lines."""
     rows = []
-    for title, rate in [
-        ("loader alone", ceilings.loader),
-        ("model alone", ceilings.model),
-        *((f"evaluation {name} alone", rate) for name, rate in ceilings.evaluations.items()),
-    ]:
+    for title, rate in (("loader alone", ceilings.loader), ("model alone", ceilings.model)):
         if rate is not None:
             rows.append((title, f"{rate_words(rate)} samples/s"))
     if ceilings.loader is not None and ceilings.fetch:
@@ -81,15 +69,13 @@ class ThroughputLimits:
     """Batches read and discarded."""
     model: float | None = None
     """Training steps on one batch that is read once."""
-    evaluations: Mapping[str, float] = field(default_factory=dict)
-    """Evaluations, by name."""
     fetch: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the time of reading a batch, by what is done: read, decode, augment, collate, other; 1 in their sum."""
+    """Shares of the time of reading a batch, by what is done: read, decode, augment, other; 1 in their sum."""
     flops_per_sample: float | None = None
     """Floating-point operations of a step per sample, counted; a multiplication with an addition is two."""
     peak_flops: float | None = None
     """Peak operations per second of the devices of all processes."""
     peak_source: str = ""
-    """Source of the peak: a data sheet, or a timed matrix product."""
+    """How the peak was timed."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """What could not be measured, and why."""

@@ -1,4 +1,4 @@
-"""Count what torch.compile did after the warm-up: recompiles, graph breaks, the time they took and why.
+"""Count what torch.compile did after the warm-up: recompilations and graph breaks, the time they took and why.
 
 Read from the counters and metrics that torch keeps anyway: nothing is switched on, and torch's compiler is not
 imported where nothing was compiled.
@@ -10,16 +10,14 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from trainkit.speed.evidence import Compiled
 
 KEPT = 1024
-"""Compilations that torch is asked to remember; as given it remembers 64. It gives up on a function after 8, and
-altogether after 256."""
-_BREAK, _LIMIT = "graph break", "not compiled any more"
-_OVER = "Dynamo recompile limit exceeded"
+"""Compilations that torch is asked to remember; as given it remembers 64."""
+ADVICE = 'the fixes are in docs/how-to/tune-speed.md, "Avoid recompilations"'
 
 
 class Recompiles:
@@ -27,7 +25,6 @@ class Recompiles:
 
     def __init__(self) -> None:
         self.mark()
-        self._made_us = self._from_us
         self._first_break = len(_breaks())
 
     def mark(self) -> None:
@@ -40,86 +37,37 @@ class Recompiles:
     def since(self) -> Compiled | None:
         """Return what was compiled since the mark; None where this process has compiled nothing at all.
 
-        Graph breaks are source lines, those of all graphs since this was made and not since the mark: a graph that was
-        broken in the warm-up costs something in every step that follows. So does what torch gave up on.
+        Graph breaks are source lines, those of all graphs since this was made: a graph that was broken in the warm-up
+        costs something in every step that follows.
         """
         dynamo = _dynamo()
         if dynamo is None or not dynamo.counters["frames"]["total"]:
             return None
-        again: list[str] = []
-        given_up: list[str] = []
-        us = 0
-        for done in dynamo.get_compilation_metrics():
-            if (done.start_time_us or 0) < self._made_us:
-                continue
-            if done.fail_reason is not None and done.fail_reason.startswith(_OVER):
-                given_up.append(f"{_LIMIT}: {_short(done.recompile_reason or '')}")
-            if (done.start_time_us or 0) < self._from_us:
-                continue
-            us += done.duration_us or 0
-            if done.recompile_reason is not None and done.fail_type is None:
-                again.append(_short(done.recompile_reason))
+        made = [done for done in dynamo.get_compilation_metrics() if (done.start_time_us or 0) >= self._from_us]
+        again = [_short(done.recompile_reason) for done in made if done.recompile_reason is not None]
         broken = [_placed(reason) for reason in _breaks()[self._first_break :]]
         return Compiled(
             recompiles=len(again),
             graph_breaks=len(set(broken)),
-            seconds=us / 1e6,
-            reasons=(*_commonest(again), *_commonest(given_up), *_commonest(broken)),
+            seconds=sum(done.duration_us or 0 for done in made) / 1e6,
+            reasons=tuple(_commonest(again)),
+            breaks=tuple(_commonest(broken)),
         )
 
 
 def advice(compiled: Compiled | None) -> str:
-    """Write a warning about recompilations and graph breaks, with reasons and fixes; empty where there were none."""
-    if compiled is None:
+    """Write a warning about recompilations and graph breaks, with reasons; empty where there were none."""
+    if compiled is None or not (compiled.recompiles or compiled.graph_breaks):
         return ""
-    given_up = [reason for reason in compiled.reasons if reason.startswith(_LIMIT)]
-    broken = [reason for reason in compiled.reasons if reason.startswith(_BREAK)]
-    again = [reason for reason in compiled.reasons if reason not in given_up and reason not in broken]
     lines = []
     if compiled.recompiles:
-        times = "once" if compiled.recompiles == 1 else f"{compiled.recompiles} times"
-        why = "; ".join(again[:3])
-        lines.append(f"torch.compile recompiled the model {times} after the warm-up, {compiled.seconds:.1f} s: {why}")
-        lines += _remedies(again)
-    if given_up:
         lines.append(
-            "torch.compile gave up on part of the model, which now runs uncompiled, because it recompiled too often: "
-            f"{'; '.join(given_up[:3]).replace(f'{_LIMIT}: ', '')}"
+            f"torch.compile recompiled the model {compiled.recompiles} times after the warm-up, "
+            f"{compiled.seconds:.1f} s: {'; '.join(compiled.reasons[:3])}"
         )
-        lines += [line for line in _remedies(given_up) if line not in lines]
     if compiled.graph_breaks:
-        many = "1 graph break" if compiled.graph_breaks == 1 else f"{compiled.graph_breaks} graph breaks"
-        lines.append(f"{many}: {'; '.join(broken[:3]).replace(f'{_BREAK} at ', '')}")
-        lines.append(
-            "  fix: remove print, .item() and branches on tensor values from forward; compute logged values in the loss"
-        )
-    return "\n".join(lines)
-
-
-_REMEDIES = (
-    (
-        ("size mismatch", "stride mismatch", "rank mismatch", ".size()", ".stride()"),
-        "  fix: use batches of one size: crop or pad",
-    ),
-    (
-        ("training", "grad_mode", "GLOBAL_STATE"),
-        "  fix: use the same train/eval mode and autograd mode at every call",
-    ),
-    (
-        ("dtype mismatch", "requires_grad mismatch", "dispatch key set mismatch", "device mismatch"),
-        "  fix: pass tensors of one dtype and device, with requires_grad always on or always off",
-    ),
-    ((" == ",), "  fix: forward reads a Python number that changes between calls; keep it in a tensor"),
-)
-
-
-def _remedies(reasons: Sequence[str]) -> list[str]:
-    """List what to change, for reasons as torch words them."""
-    found: list[str] = []
-    for reason in reasons:
-        fits = [said for words, said in _REMEDIES if any(word in reason for word in words)]
-        found += fits[:1] or ["  fix: set train.compile=off if you cannot avoid this"]
-    return list(dict.fromkeys(found))
+        lines.append(f"{compiled.graph_breaks} graph breaks: {'; '.join(compiled.breaks[:3])}")
+    return "\n".join([*lines, ADVICE])
 
 
 def _dynamo() -> Any:
@@ -136,7 +84,7 @@ def _placed(broken: Any) -> str:
     """A graph break with its line."""
     frames = broken.user_stack
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown line"
-    return f"{_BREAK} at {place}: {_short(broken.reason)}"
+    return f"{place}: {_short(broken.reason)}"
 
 
 def _short(reason: str) -> str:
@@ -145,9 +93,4 @@ def _short(reason: str) -> str:
 
 
 def _commonest(reasons: Iterable[str]) -> list[str]:
-    """Reasons that differ in numbers alone as one, the commonest first."""
-    reasons = list(reasons)
-    kind = {reason: re.sub(r"(?<![:\d])\d+", "N", reason) for reason in reasons}
-    example = {kind[reason]: reason for reason in reversed(reasons)}
-    counted = Counter(kind[reason] for reason in reasons).most_common()
-    return [example[k] + (f" ({n} times)" if n > 1 else "") for k, n in counted]
+    return [f"{reason} ({often} times)" if often > 1 else reason for reason, often in Counter(reasons).most_common()]

@@ -1,371 +1,182 @@
 """Find the step from which training became slower, and the phase that slowed.
 
-Step times are looked at in blocks of 25 steps. The level of a block is the mean time of its steps, what lies
-between steps included, without its two slowest: an occasional evaluation, checkpoint or stall is not a
-slowdown. A block is compared in log time with the median and the robust spread of the up to 80 blocks before it.
+Steps are cut into windows. The level of a window is the mean time of its steps, what lies between steps included,
+without its slowest: an occasional evaluation, checkpoint or stall is not a slowdown. It is compared with the median of
+the windows before. A slowdown is sustained once several windows in succession are slower by a factor:
 
-A sustained slowdown is a drop, a temporary one a burst. The time needed to tell them apart depends on the size:
+- windows of 25 steps without their 8 slowest: 2 of them, 2.5 times slower, of 5 seconds or more;
+- windows of 100 steps without their 4 slowest: 5 of them, 1.4 times slower, of a minute or more. Long waits of every
+  16th step, as of workers that run in step, count here.
 
-- at least 2.5 times slower, every step: 25 steps and a second. Nothing that passes in fewer steps is reported, and a
-  drop is known within 50 steps of its first, where 25 of them take a second. Where blocks have scattered by more than
-  10 %, other programs are at work on the machine, and it must last for 5 seconds.
-- at least 2.5 times slower, for long waits of every second to every tenth step: 50 steps, and as many seconds.
-- at least 1.3 times slower: 250 steps and a minute. Another process that competes for the CPU halves the throughput, so
-  a factor of two is not conclusive in less time.
-- two times slower bit by bit, so that no block stands out: once half of the last 2,000 steps are.
-
-Where a training has had bursts of about that size or more, it must last twice as long as the longest of them, and 1,000
-steps where a tenth of the blocks before were as slow.
-
-What such blocks cannot show is looked for in blocks of 100 steps without their four slowest, made of the steps whose
-own blocks were as usual: workers that run in step make one long wait every 16 steps, say, which is a change of
-throughput and leaves most steps as they were.
-
-Deciding is a pure function of the records: no time is read here.
+Slower windows that are followed by a usual one were a burst. As many faster ones in succession are the new usual, and
+end the slowdowns above them. Deciding is a pure function of the records: no time is read here.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainkit.speed.clock import COMPUTE, PHASES, Steps
 from trainkit.speed.evidence import Drop
 
-BLOCK = 25
-"""Steps of a block: what the quick rule waits for."""
+WINDOW = 25
+"""Steps of the smallest window."""
 SKIPPED = 50
 """Steps at the start that are never compared: warm-up, and batches that were prefetched before the first step."""
-FIRST, FIRST_S, FIRST_LIMIT = 4, 5.0, 12
-"""Blocks and seconds that must have been seen before one can be called slow; so many blocks are enough."""
 KEPT = 80
-"""Blocks a new one is compared with."""
-SHARP, LASTING, RISEN = math.log(2.5), math.log(1.3), math.log(1.15)
-"""In log time above the median: reported after 25 steps, reported at all, and suspected."""
-PATIENCE_STEPS, PATIENCE_S, PATIENCE_LIMIT = 250, 60.0, 20_000
-"""How long what is less than `SHARP` must last; the last is as many steps as are waited for at most."""
-LEAST_S, SHARED_S, SHARED = 1.0, 5.0, 0.1
-"""How long what is sharp must last, and how long where blocks scatter by more than `SHARED`, in log time."""
-BURST_LIMIT = 1000
-"""The most steps that bursts make it wait."""
-FASTER = 4
-"""Blocks that must be faster before the throughput counts as higher: queues filled during an evaluation give fewer."""
-DRIFTED = math.log(2)
-"""In log time of the median above what it was when it was first known: reported where no block stood out."""
-FLOOR = 0.02
-"""The least robust spread of blocks that is believed, in log time."""
+"""Windows a new one is compared with, at most."""
 
 
-@dataclass(slots=True)
-class _Block:
+@dataclass(frozen=True)
+class _Window:
     number: np.ndarray
-    """(B,) of the rows."""
-    rows: np.ndarray
-    """(B, phases) seconds."""
+    """(B,) of the steps."""
     total: np.ndarray
-    """(B,) seconds."""
-    kept: np.ndarray
-    """Which rows are not the slowest."""
-    seconds: float
-    """Of all rows."""
+    """(B,) seconds of each."""
+    mean: np.ndarray
+    """(phases,) seconds, without the slowest steps."""
     level: float
-    """Log of the mean of the rows that are kept."""
-    median: float
-    """Log of the median of all."""
-
-    @property
-    def mean(self) -> np.ndarray:
-        """(phases,) of the rows that are kept."""
-        return self.rows[self.kept].mean(0)
+    """Log of the seconds of a step, without the slowest."""
 
 
-class _StepTimes:
-    """The times of steps by phase, (steps, phases), in blocks of one size."""
+@dataclass
+class _Scale:
+    """Windows of one size, and what makes a slowdown of them."""
 
-    def __init__(self, block: int, trim: int, skip: int, waits: bool = False):
-        self.block, self.trim, self._skip, self.waits = block, trim, skip, waits
-        self.reference: deque[_Block] = deque(maxlen=KEPT)
-        self.suspects: list[_Block] = []
-        self._fast: list[_Block] = []
-        self._bursts: deque[tuple[int, float]] = deque(maxlen=KEPT)
-        """Steps that bursts lasted, and their log level."""
-        self.open: list[tuple[Drop, float]] = []
-        """Drops that last, and the log level below which each is over."""
-        self.ended: list[tuple[Drop, int]] = []
-        self._pending = (np.empty(0, np.int64), np.empty((0, len(PHASES))))
-        self._quiet = self._rest = 0
-        self._seconds, self._known = 0.0, False
-        self._anchor: tuple[float, np.ndarray] | None = None
-        self.usual: list[_Block] = []
-        """Blocks of the last `feed` that were as those before."""
+    size: int
+    trim: int
+    """Slowest steps of a window that are left out."""
+    many: int
+    """Windows in succession that must be slower."""
+    factor: float
+    """How much slower they must be."""
+    seconds: float
+    """How long they must last together."""
+    first: int
+    """Windows that must have been seen before."""
+    reference: deque[_Window] = field(default_factory=lambda: deque(maxlen=KEPT))
+    slower: list[_Window] = field(default_factory=list)
+    faster: list[_Window] = field(default_factory=list)
+    pending: tuple[np.ndarray, np.ndarray] = (np.empty(0, np.int64), np.empty((0, len(PHASES))))
+
+    def feed(self, number: np.ndarray, rows: np.ndarray) -> list[_Window]:
+        """Return the windows that these steps complete."""
+        number, rows = np.concatenate([self.pending[0], number]), np.concatenate([self.pending[1], rows])
+        whole = len(number) // self.size * self.size
+        self.pending = number[whole:], rows[whole:]
+        return [
+            self._window(number[at : at + self.size], rows[at : at + self.size]) for at in range(0, whole, self.size)
+        ]
+
+    def _window(self, number: np.ndarray, rows: np.ndarray) -> _Window:
+        total = rows.sum(1)
+        mean = rows[np.argsort(total)[: self.size - self.trim]].mean(0)
+        return _Window(number, total, mean, math.log(max(float(mean.sum()), 1e-9)))
+
+    def judge(self, new: _Window) -> str:
+        """Take a window; return `slower` or `faster` where it ends a change for good, else an empty text."""
+        if len(self.reference) < self.first:
+            self.reference.append(new)
+            return ""
+        levels = np.array([window.level for window in self.reference])
+        middle = float(np.median(levels))
+        spread = 1.4826 * float(np.median(np.abs(levels - middle)))
+        limit = max(math.log(self.factor), 4 * spread)
+        above = new.level - middle
+        for same, other, beyond in ((self.slower, self.faster, above), (self.faster, self.slower, -above)):
+            if beyond < limit:
+                continue
+            self.reference.extend(other)
+            other.clear()
+            same.append(new)
+            lasted = sum(float(window.total.sum()) for window in same)
+            done = len(same) >= self.many and (lasted >= self.seconds or same is self.faster)
+            return ("slower" if same is self.slower else "faster") if done else ""
+        self.reference.extend([*self.slower, *self.faster, new])
+        self.slower.clear()
+        self.faster.clear()
+        return ""
+
+    def drop(self) -> Drop:
+        """Return the slowdown that the slower windows are."""
+        late = self.slower[len(self.slower) // 2 :]  # the first may be slow in part
+        before, after = (float(np.exp(np.median([window.level for window in part]))) for part in (self.reference, late))
+        phase, share = _blame(*(np.median([window.mean for window in part], axis=0) for part in (self.reference, late)))
+        # It begins where the sum of what lies above the middle of both levels is least.
+        near = [self.reference[-1], self.slower[0]]
+        total = np.minimum(np.concatenate([window.total for window in near]), 4 * after)
+        onset = int(np.argmin(np.concatenate([[0.0], np.cumsum(total - (before + after) / 2)[:-1]])))
+        step = int(np.concatenate([window.number for window in near])[onset])
+        return Drop(step=step, before_ms=1e3 * before, after_ms=1e3 * after, phase=phase, share=share)
 
     def restart(self) -> None:
-        """Forget the usual step times, not the drops."""
-        self._begin([])
-
-    def _begin(self, blocks: Sequence[_Block]) -> None:
-        """Begin with new usual step times, of which these blocks have been seen."""
-        self.reference.clear()
-        self.reference.extend(blocks)
-        self._known, self._fast, self._anchor = False, [], None
-        self._clear()
-
-    def _clear(self) -> None:
-        self.suspects, self._quiet, self._rest, self._seconds = [], 0, 0, 0.0
-
-    def feed(self, number: np.ndarray, rows: np.ndarray) -> list[Drop]:
-        """Return the drops that these rows, which follow those fed before, make known."""
-        if len(self._pending[0]):
-            number, rows = np.concatenate([self._pending[0], number]), np.concatenate([self._pending[1], rows])
-        at, found = 0, []
-        self.usual = []
-        while len(number) - at >= self.block:
-            part = slice(at, at + self.block)
-            at += self.block
-            if number[part][0] <= self._skip:
-                continue
-            drop = self._judge(self._measure(number[part], rows[part]))
-            if drop is not None:
-                found.append(drop)
-        self._pending = number[at:], rows[at:]
-        return found
-
-    def _measure(self, number: np.ndarray, rows: np.ndarray) -> _Block:
-        total = np.add.reduce(rows, 1)
-        order = total.argsort()
-        kept = order[: len(order) - self.trim]
-        level = float(np.add.reduce(total[kept])) / len(kept)
-        median, seconds = float(total[order[len(order) // 2]]), float(np.add.reduce(total))
-        logs = math.log(max(level, 1e-9)), math.log(max(median, 1e-9))
-        return _Block(number, rows, total, kept, seconds, *logs)
-
-    def _judge(self, new: _Block) -> Drop | None:
-        if not self._known:
-            self.usual.append(new)
-            self.reference.append(new)
-            seen = sum(block.seconds for block in self.reference)
-            self._known = len(self.reference) >= (FIRST if seen >= FIRST_S else FIRST_LIMIT)
-            return None
-        middle, spread = _middle([block.level for block in self.reference])
-        if self._anchor is None:
-            self._anchor = middle, np.median([block.mean for block in self.reference], axis=0)
-        if middle - self._anchor[0] > DRIFTED and len(self.reference) > KEPT // 2:
-            return self._drifted(middle, self._anchor)
-        above = new.level - middle
-        if above < -max(LASTING, min(3 * spread, SHARP)):
-            self._faster(new)
-            return None
-        self._fast, early = [], self._fast
-        self.reference.extend(early)
-        if above <= max(RISEN, min(3 * spread, math.log(2))):
-            self._usual(new, middle)
-            return None
-        self.suspects.append(new)
-        self._seconds += new.seconds
-        self._rest = 0
-        return self._sharp(middle, spread) or self._lasting(middle, spread)
-
-    def _usual(self, new: _Block, middle: float) -> None:
-        """Take a block as before for the end of a burst, or a moment's rest in something that lasts."""
-        if not self.suspects:
-            self.usual.append(new)
-            self.reference.append(new)
-            return
-        self._quiet += 1
-        self._rest += 1
-        self.suspects.append(new)
-        if self._rest > 1 or self._quiet > len(self.suspects) // 5:
-            height = sorted(block.level for block in self.suspects[: -self._rest])[-1]
-            slow = np.concatenate([block.total for block in self.suspects]) > math.exp((middle + height) / 2)
-            self._bursts.append((int(slow.sum()), height))
-            self.reference.extend(self.suspects)
-            self.usual += self.suspects[-self._rest :]
-            self._clear()
-
-    def _faster(self, new: _Block) -> None:
-        """Note a block that is faster than before; several in succession are the new usual."""
-        self.reference.extend(self.suspects)
-        self._clear()
-        self._fast.append(new)
-        if len(self._fast) < FASTER:
-            return
-        level = sorted(block.level for block in self._fast)[FASTER // 2]
-        step = int(self._fast[0].number[0])
-        self.ended += [(drop, step) for drop, over in self.open if level < over]
-        self.open = [(drop, over) for drop, over in self.open if level >= over]
-        self._begin(self._fast)
-
-    def _wait(self, level: float) -> int:
-        """Return the steps to wait at this level, because of earlier bursts or of times that went up and down."""
-        ordered = sorted(block.level for block in self.reference)
-        if level < ordered[len(ordered) * 9 // 10] + RISEN:
-            return BURST_LIMIT
-        longest = max((steps for steps, height in self._bursts if height > level - math.log(1.5)), default=0)
-        return min(2 * longest, BURST_LIMIT)
-
-    def _sharp(self, middle: float, spread: float) -> Drop | None:
-        new = self.suspects[-1]
-        threshold = max(SHARP, min(6 * spread, math.log(4)))
-        if new.level - middle < threshold:
-            return None
-        last = (list(self.reference)[-2:] + self.suspects)[-BURST_LIMIT // BLOCK - 2 :]
-        total = np.concatenate([block.total for block in last])
-        risen = new.median - _middle([block.median for block in self.reference])[0]
-        each = risen >= threshold
-        waits = risen < LASTING and len(self.suspects) > 1 and len(self.reference) >= 2 * FIRST
-        if not each and not waits:
-            return None
-        least = self.block if each else 2 * self.block
-        onset, end = _stretch(total, math.exp(middle), math.exp(new.level), None if each else 4 * math.exp(new.level))
-        if end - onset < max(least, self._wait(new.level)):
-            return None
-        ahead = self.suspects[: max(0, len(self.suspects) - math.ceil((len(total) - onset) / self.block))]
-        shared = _middle([block.level for block in (*self.reference, *ahead)])[1] > SHARED
-        if total[onset:end].sum() < (SHARED_S if shared else LEAST_S):
-            return None
-        if not each and (total[onset:end] > math.exp((middle + new.level) / 2)).sum() < 5:
-            return None
-        rows = np.concatenate([block.rows for block in last])[onset:]
-        after = self._measure(np.arange(len(rows)), rows)
-        if after.level - middle < threshold:
-            return None
-        step = int(np.concatenate([block.number for block in last])[onset])
-        return self._report(step, middle, after.level, after.mean, keep=1)
-
-    def _lasting(self, middle: float, spread: float) -> Drop | None:
-        many = len(self.suspects)
-        steps = many * self.block
-        if steps < PATIENCE_STEPS:
-            return None
-        if steps < PATIENCE_LIMIT and self._seconds < PATIENCE_S:
-            return None
-        level = sorted(block.level for block in self.suspects)[many // 2]
-        if level - middle < max(LASTING, min(3 * spread, math.log(2))) or steps < self._wait(level):
-            return None
-        around = [*list(self.reference)[-1:], *self.suspects]
-        total = np.concatenate([block.total for block in around])
-        middling = math.exp((middle + level) / 2)
-        each = float(np.median(total)) > middling
-        cap = float(np.median(total[total > middling])) if self.waits else 4 * math.exp(level)
-        onset, end = _stretch(total, math.exp(middle), math.exp(level), None if each else cap)
-        if end - onset < PATIENCE_STEPS:
-            return None
-        step = int(np.concatenate([block.number for block in around])[onset])
-        return self._report(step, middle, level, np.median([b.mean for b in self.suspects], axis=0), keep=many)
-
-    def _drifted(self, middle: float, anchor: tuple[float, np.ndarray]) -> Drop:
-        """Report steps that became slower bit by bit, so that no block was much slower than those before it."""
-        before, mean = anchor
-        half = (before + middle) / 2
-        late = [block for block in self.reference if block.level > half]
-        now = np.median([block.mean for block in late], axis=0)
-        return self._report(int(late[0].number[0]), before, middle, now, keep=0, old=mean)
-
-    def _report(
-        self, step: int, before: float, after: float, mean: np.ndarray, keep: int, old: np.ndarray | None = None
-    ) -> Drop:
-        """Return a drop; from here on its level is the usual one."""
-        old = np.median([b.mean for b in self.reference], axis=0) if old is None else old
-        phase, share = _blame(old, mean)
-        drop = Drop(
-            step=step, before_ms=1e3 * math.exp(before), after_ms=1e3 * math.exp(after), phase=phase, share=share
-        )
-        self.open.append((drop, (before + after) / 2))
-        self._begin(self.suspects[len(self.suspects) - keep :])
-        self._bursts.clear()
-        return drop
+        """Forget the usual step times: what lasts is the new usual."""
+        latest = self.slower or self.faster
+        self.reference = deque(latest, maxlen=KEPT)
+        self.slower, self.faster = [], []
 
 
 class SlowdownDetector:
-    """Finds drops during training.
+    """Finds slowdowns during training.
 
     `skip` steps at the start are left out: at least as many as batches are prefetched before the first step, since the
     first steps take them from a full queue. Steps are numbered as the clock counts them, from 1 in each process that
-    trains, resumed or not. A drop before step 150 or 350, where the usual step time is not known yet, cannot be seen.
+    trains, resumed or not. A slowdown in the first 250 steps, where the usual step time is not known yet, is not seen.
     """
 
     def __init__(self, skip: int = SKIPPED):
-        self._fine = _StepTimes(BLOCK, 2, skip)
-        self._coarse = _StepTimes(4 * BLOCK, 4, skip, waits=True)
-        self._seen = 0
-
-    @property
-    def lasting(self) -> tuple[Drop, ...]:
-        """Drops that have not ended."""
-        return tuple(drop for times in (self._fine, self._coarse) for drop, _ in times.open)
-
-    @property
-    def ended(self) -> tuple[tuple[Drop, int], ...]:
-        """Drops that have ended, and the first step that was fast again."""
-        return (*self._fine.ended, *self._coarse.ended)
+        self._skip, self._seen = skip, skip
+        self._scales = (
+            _Scale(WINDOW, WINDOW // 3, many=2, factor=2.5, seconds=5.0, first=8),
+            _Scale(4 * WINDOW, 4, many=5, factor=1.4, seconds=60.0, first=5),
+        )
+        self.lasting: list[Drop] = []
+        """Slowdowns that have not ended."""
+        self.ended: list[tuple[Drop, int]] = []
+        """Those that have, and the first step that was fast again."""
 
     def look(self, steps: Steps) -> Drop | None:
-        """Return the drop that the newest records make known, if any. Records seen before may be among them.
-
-        Looking every 25 steps, at multiples of 25 of the clock's count, finds sharp drops within 50 steps.
-        """
-        found = self._feed(steps)
+        """Return the slowdown that the newest records make known, if any. Records seen before may be among them."""
+        found = self.feed(steps)
         return found[0] if found else None
 
-    def _feed(self, steps: Steps) -> list[Drop]:
-        new = slice(int(np.searchsorted(steps.number, self._seen, side="right")), None)
-        number = steps.number[new].copy()
-        if not len(number):
-            return []
-        self._seen = int(number[-1])
+    def feed(self, steps: Steps) -> list[Drop]:
+        """Return all slowdowns that these records make known, in their order."""
+        new = steps[int(np.searchsorted(steps.number, self._seen, side="right")) :]
+        rows = np.concatenate([new.phases, new.between], axis=1)
         found: list[Drop] = []
-        rows = np.concatenate([steps.phases[new], steps.between[new]], axis=1)
-        for at in range(0, len(number), BLOCK):
-            part = slice(at, at + BLOCK)
-            sharp = self._fine.feed(number[part], rows[part])
-            wide = [d for block in self._fine.usual for d in self._coarse.feed(block.number, block.rows)]
-            if sharp:
-                self._coarse.restart()
-            elif wide:
-                self._fine.restart()
-            found += sharp or wide
+        for at in range(0, len(new), WINDOW):
+            number = new.number[at : at + WINDOW]
+            self._seen = int(number[-1])
+            found += filter(None, (self._feed(scale, number, rows[at : at + WINDOW]) for scale in self._scales))
         return found
 
-
-def find(steps: Steps, skip: int = SKIPPED) -> list[Drop]:
-    """Return all drops in these records, in the order in which they became known."""
-    return SlowdownDetector(skip)._feed(steps)
-
-
-def _middle(levels: list[float]) -> tuple[float, float]:
-    """Return the median and the robust standard deviation."""
-    ordered = np.sort(np.array(levels))
-    middle = ordered[len(ordered) // 2]
-    apart = np.sort(np.abs(ordered - middle))
-    return float(middle), max(FLOOR, 1.4826 * float(apart[len(apart) // 2]))
-
-
-def _stretch(total: np.ndarray, before: float, after: float, cap: float | None) -> tuple[int, int]:
-    """Return where the last of these times begin and end to be of the new level; equal where they never are.
-
-    It begins where the sum of what lies above the middle of both levels is least, and ends where it is most: in log
-    time where each step is slower; else in seconds, of which one step counts `cap` at most. It must be slow in each of
-    its thirds.
-    """
-    if cap is None:
-        half = math.log(after / before) / 2
-        score = np.clip(np.log(np.maximum(total, 1e-9) / before) - half, -half, half)
-    else:
-        score = np.minimum(total, cap) - (before + after) / 2
-    height = np.concatenate([[0.0], np.cumsum(score)])
-    onset = int(np.argmin(height))
-    end = onset + int(np.argmax(height[onset:]))
-    if any(part.sum() <= 0 for part in np.array_split(score[onset:end], 3)):
-        return onset, onset
-    return onset, end
+    def _feed(self, scale: _Scale, number: np.ndarray, rows: np.ndarray) -> Drop | None:
+        for window in scale.feed(number, rows):
+            change = scale.judge(window)
+            if not change:
+                continue
+            if change == "faster":
+                first, level = int(scale.faster[0].number[0]), math.exp(scale.faster[0].level)
+                over = [drop for drop in self.lasting if 1e3 * level < (drop.before_ms * drop.after_ms) ** 0.5]
+                self.ended += [(drop, first) for drop in over]
+                self.lasting = [drop for drop in self.lasting if drop not in over]
+                scale.restart()
+                continue
+            drop = scale.drop()
+            self.lasting.append(drop)
+            for each in self._scales:
+                each.restart()
+            return drop
+        return None
 
 
 def _blame(before: np.ndarray, after: np.ndarray) -> tuple[str, float]:
-    """Return the phase with the largest increase, and its share of the increase."""
+    """Return the phase with the largest increase, and its share of the increase; `compute` where all of it slowed."""
     was, now, lost = (
         dict(zip(PHASES, times.tolist(), strict=True)) for times in (before, after, np.maximum(after - before, 0))
     )

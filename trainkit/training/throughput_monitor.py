@@ -58,7 +58,7 @@ class ThroughputMonitor:
         self._probe = Probe(runtime.device, logger.clock)
         self._waits: Waits | None = None
         profile = recipe.log.profile if runtime.main else None
-        self._trace = Trace(profile, runtime.device, self._clock) if profile else None
+        self._trace = Trace(profile, runtime.device, logger.clock) if profile else None
         self._on_device: dict[str, float] = {}
         self._ranks: Sequence[Mapping[str, float]] = ()
         self._met = 0.0
@@ -212,7 +212,7 @@ class ThroughputMonitor:
         e = self.evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = bottleneck.judge(e)
         lines = bottleneck.describe(e, found, self._logger.source)
-        text = "".join(f"{line}  \n" for line in [*lines, *bottleneck.describe_unmeasured(e)])
+        text = "".join(f"{line}  \n" for line in lines)
         tracker.artifact_text("speed/verdict.md", text)
         # The first of them in the table of runs; all on the run's page, below what was changed.
         self.page = self._logger.changed + text
@@ -261,15 +261,4 @@ class ThroughputMonitor:
             ranks=self._ranks,
             drops=tuple(self._drops),
             settings=settings,
-            absent=self._absent(),
         )
-
-    def _absent(self) -> dict[str, str]:
-        """Return what is not known of this run, and why. That there is no GPU is no news where none is used."""
-        known, on_gpu = self._logger.limits, self._runtime.device.type == "cuda"
-        if known is None:
-            absent = {"ceilings": "`trainkit preflight RECIPE` measures them"}
-        else:
-            absent = dict(known.absent)
-        unread = self._logger.tracker.unreadable().items()
-        return absent | {name: why for name, why in unread if on_gpu or "gpu" not in name}

@@ -13,18 +13,56 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainkit.speed.sync_points import _T, called
+from trainkit.config.run_request import RunRequest, load
+from trainkit.config.schema import Recipe
+from trainkit.diagnostics.sync_audit import WARM_UP, Audit, shortened, watch
+from trainkit.distributed.runtime import Runtime
+from trainkit.speed import sync_points
+from trainkit.speed.sync_points import Log
+from trainkit.training.trainer import Trainer
 
+sync_points.SKIPPED.add(__file__)
+_T = Tensor
+_NAMES = {
+    _T.item: ".item()",
+    _T.tolist: ".tolist()",
+    _T.numpy: ".numpy()",
+    _T.__array__: ".numpy()",
+    _T.cpu: ".cpu()",
+    _T.to: ".to()",
+    _T.__bool__: "bool(tensor)",
+    _T.__int__: "int(tensor)",
+    _T.__index__: "int(tensor)",
+    _T.__float__: "float(tensor)",
+    _T.__repr__: "print(tensor)",
+    _T.__format__: "print(tensor)",
+    _T.__getitem__: "indexing",
+    _T.__setitem__: "indexing",
+}
+_LOOP = tuple(
+    f"{sync_points._PACKAGE / name}/"
+    for name in (
+        "training",
+        "checkpoint",
+        "distributed",
+        "environment",
+        "experiments",
+        "tracking",
+        "inference",
+        "config",
+    )
+)
+"""Folders whose code may not see a simulated GPU: the training loop would need its driver."""
 _GPU = torch.device("cuda", 0)
 _PROPERTIES: Any = _T  # torch declares as values what are properties of the class
 _WHERE = {
@@ -54,14 +92,13 @@ _BY_VALUES = {
 
 
 class Following:
-    """A context that calls `seen(what, seconds)` for every call that would wait for a GPU.
+    """A context that calls `seen(what)` for every call that would wait for a GPU, `what` the name of the call.
 
-    `what` names the call; `seconds` is the time of the call itself, since a CPU does not wait. Results are unchanged
-    where the code has one path for CPU and GPU. `asked(file)` tells for which code files a tracked tensor reports a
-    GPU as its device.
+    Results are unchanged where the code has one path for CPU and GPU. `asked(file)` tells for which source files a
+    tracked tensor reports a GPU as its device.
     """
 
-    def __init__(self, seen: Callable[[str, float], None], asked: Callable[[str], bool] = lambda file: False):
+    def __init__(self, seen: Callable[[str], None], asked: Callable[[str], bool] = lambda file: False):
         self._seen, self._asked = seen, asked
         self._refs: dict[int, StorageWeakRef] = {}
         self._call: list[Any] | None = None
@@ -146,23 +183,22 @@ class Following:
     def _alone(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tell: bool = True) -> Any:
         """Carry out a call that is known to be one wait, or none."""
         self._quiet += 1
-        began = time.perf_counter()
         try:
             return func(*args, **kwargs)
         finally:
             self._quiet -= 1
             if tell:
-                self.tell("", time.perf_counter() - began)
+                self.tell("")
 
-    def tell(self, what: str, seconds: float) -> None:
+    def tell(self, what: str) -> None:
         """Report a wait: once for each call that was made from outside torch."""
         if self._quiet:
             return
         if self._call is None:
-            self._seen(what, seconds)
+            self._seen(what)
         elif not self._call[1]:
             self._call[1] = True
-            self._seen(called(self._call[0], what), seconds)
+            self._seen(_called(self._call[0], what))
 
 
 class _Calls(TorchFunctionMode):
@@ -195,19 +231,17 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, following = kwargs or {}, self._following
         given = any(following.holds(x) for x in _tensors((args, tuple(kwargs.values()))))
-        began = time.perf_counter()
         out = func(*args, **kwargs)
         if not given:
             return out
-        took = time.perf_counter() - began
         name = func._schema.name
         if name in ("aten::copy_", "aten::_foreach_copy_"):
             blocking = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
             if blocking and any(map(self._crosses, _tensors(args[0]), _tensors(args[1]))):
-                following.tell(".copy_()", took)
+                following.tell(".copy_()")
             return out
         if name in _BY_VALUES or _depends(following, name, args, kwargs):
-            following.tell(_BY_VALUES.get(name) or name.removeprefix("aten::"), took)
+            following.tell(_BY_VALUES.get(name) or name.removeprefix("aten::"))
         for x in _tensors(out):
             following.hold(x)
         return out
@@ -278,3 +312,38 @@ def _tensors(x: Any) -> Iterator[Tensor]:
     elif isinstance(x, (list, tuple)):
         for part in x:
             yield from _tensors(part)
+
+
+def _called(func: Callable[..., Any], what: str) -> str:
+    """Return the name that a function of torch has in source code; `what` where it has none."""
+    if func in (_T.__getitem__, _T.__setitem__):
+        return "indexing with .item()" if what == ".item()" else "indexing with values of the device"
+    return _NAMES.get(func) or (resolve_name(func) or what).replace("torch.Tensor.", ".")
+
+
+# ---- Trainings
+
+
+def following(log: Log) -> Following:
+    """Return what tells a log of the waits that a GPU would make of a training on this CPU."""
+    return Following(lambda what: log.seen(), lambda file: log.is_own(file) and not file.startswith(_LOOP))
+
+
+def alone(recipe: Recipe, total: int) -> Recipe:
+    """Return the recipe of an audit as a CPU can follow it: neither compiled nor read by other processes."""
+    recipe = shortened(recipe, total)
+    return replace(recipe, train=replace(recipe.train, compile="off"), loader=replace(recipe.loader, workers=0))
+
+
+def audit(request: RunRequest, steps: int) -> Audit:
+    """Count where the host would wait, as `sync_audit.audit` does on a GPU."""
+    recipe = alone(load(request), WARM_UP + steps)
+    runtime, log = Runtime(recipe), Log()
+    try:
+        runtime.configure(recipe)
+        runtime.at_once = False
+        with following(log), Trainer(recipe, recipe.data.open(recipe.seed), runtime) as trainer:
+            watched = watch(trainer, log, WARM_UP + steps)
+    finally:
+        runtime.close()
+    return Audit(recipe.name, "an emulated GPU", watched, log.counts)
