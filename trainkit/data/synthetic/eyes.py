@@ -36,7 +36,7 @@ WRONG = 0.02
 
 
 def folder() -> Path:
-    """Return the sample set as a folder, by `drawn_once` (about 9 s on one core, 30 MB).
+    """Return the sample set as a folder, by `drawn_once` (about 11 s on one core, 30 MB).
 
     Holds `train/closed`, `train/open`, `val/closed`, `val/open` with images `<person>_<n>.png` (`p0012_03.png`), and
     `sample.json`, which says which labels are wrong. Images are RGB, 32 high and 64 wide. People of `val` are not in

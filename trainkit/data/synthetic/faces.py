@@ -33,7 +33,7 @@ _FIRST_OTHER = 10_000  # identity numbers of the verification split start here
 
 
 def folder(image_size: int = 64) -> Path:
-    """Return the sample set as a folder, by `drawn_once` (about 10 s on one core, 40 MB at 64).
+    """Return the sample set as a folder, by `drawn_once` (about 12 s on one core, 40 MB at 64).
 
     Holds `train/<id>/<n>.png`, `verification/<id>/<n>.png`, `verification/pairs.csv` (path_a, path_b, same; paths
     relative to `verification/`) and `sample.json`. Images are RGB, `image_size` x `image_size` pixels.

@@ -116,7 +116,7 @@ _EVERY = [corners for _, parts in _KINDS for _, corners in parts]
 
 
 def folder() -> Path:
-    """Return the sample set as a folder of classes, by `drawn_once` (about 5 s on one core, 16 MB).
+    """Return the sample set as a folder of classes, by `drawn_once` (about 6 s on one core, 16 MB).
 
     Holds `train/<class>/<n>.png`, `val/<class>/<n>.png` and `sample.json`. Images are RGB, 32 x 32 pixels.
     """
