@@ -191,10 +191,8 @@ def _colours(colours: Iterable[Sequence[int]]) -> tuple[Colour, ...]:
 
 def codes_in(mask: np.ndarray) -> set[tuple[int, ...]]:
     """Return the values (value,) or colours (red, green, blue) of a mask as it is in its file; of very many some."""
-    if mask.ndim == 2:
-        return {(value,) for value in np.unique(mask).tolist()}
-    found = np.unique(_codes(mask)).tolist()
-    return {(code >> 16, code >> 8 & 255, code & 255) for code in found[: CODE_LIMIT + 1]}
+    codes = np.unique(mask if mask.ndim == 2 else _codes(mask)).tolist()[: CODE_LIMIT + 1]
+    return {(code,) if mask.ndim == 2 else (code >> 16, code >> 8 & 255, code & 255) for code in codes}
 
 
 def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
@@ -205,17 +203,17 @@ def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
     """
     # Grey that is stored in colour is numbers.
     coloured = any(len(set(code)) > 1 for code in found)
-    codes = sorted({code * 3 if len(code) == 1 else code for code in found} if coloured else {c[:1] for c in found})
-    if codes == [(0,), (IGNORED,)]:
-        return from_palette({str([value] * 3): [value] * 3 for (value,) in codes})
-    codes = [code for code in codes if code != (IGNORED,)]
+    values = sorted({code[0] for code in found})
+    if not coloured and values == [0, IGNORED]:
+        coloured = True
+    codes = sorted({code * (3 // len(code)) for code in found}) if coloured else [v for v in values if v != IGNORED]
     if not 2 <= len(codes) <= CLASS_LIMIT:
         many = number_of(min(len(codes), CLASS_LIMIT + 1), "colours" if coloured else "values")
         raise ValueError(f"{many} in its masks; expected those of 2 to {CLASS_LIMIT} classes")
     if coloured:
         return from_palette({str(list(code)): code for code in codes})
-    entries = [(code[0], number) for number, code in enumerate(codes)]
-    return Labels(tuple(str(code[0]) for code in codes), values=(*entries, (IGNORED, IGNORED)))
+    entries = [(value, number) for number, value in enumerate(codes)]
+    return Labels(tuple(map(str, codes)), values=(*entries, (IGNORED, IGNORED)))
 
 
 def read_names(file: Path) -> Labels:
