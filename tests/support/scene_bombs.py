@@ -57,6 +57,8 @@ OUTLINES = {
     "COCO counts as a number of 5,000 digits": of_annotation(counts("[" + "9" * 5000 + "]")),
     "an outline of 10 million points": of_annotation("[[" + "1.5,2.5," * 10_000_000 + "1,2]]"),
     "an outline of 200,000 points": of_annotation("[[" + "1,2," * 200_000 + "1,2]]"),
+    "COCO size of 600,000 texts": of_annotation('{"size": [' + '"",' * 600_000 + '""], "counts": "0"}'),
+    "an outline of 600,000 texts": of_annotation("[[" + '"",' * 600_000 + '""]]'),
     "10 million empty polygons": of_annotation("[" + "[]," * 10_000_000 + "[]]"),
     "an outline whose edges cross the image a million times": of_annotation(
         "[[" + "0,0,7000,7000," * 1000 + "0,0]]", 7000

@@ -146,7 +146,6 @@ def test_the_published_recipe_runs_on_two_processes_and_pictures_laid_out_as_pub
 
 MISTAKES = [
     ({"data__crop": "[400, 400]"}, r"crop"),
-    ({"data__augment": "{scales: [0.05, 1.0]}"}, r"scales"),
     ({"data__names": "[sky, road, tree]"}, r"10 masks.*p000\.png: 1 value outside the classes .*: 3 \("),
     ({"task__objective": "{near: {}}", "data__distance": "null"}, r"distance"),
     ({"task__objective": "{class_weights: {rode: 2}}"}, r"'rode'.*road"),

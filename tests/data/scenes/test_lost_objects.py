@@ -148,6 +148,16 @@ def test_masks_of_255_are_two_classes_or_refused_where_that_would_be_no_class(tm
     (said,) = verify.verify(root)
     assert said.startswith(verify.WARNING) and "[255, 255, 255]" in said
     assert label_maps.guessed({(0,), (1,), (255,)}).names == ("0", "1")
+    # Where it is a colour, one class beside it is all that an evaluation set may have.
+    both, one = (
+        masks_of(tmp_path / "both", spot(20, 7), spot(9, 7)),
+        masks_of(tmp_path / "one", np.full((64, 64), 7, "u1")),
+    )
+    Image.fromarray(spot(20, 3)).save(one / "masks" / "0.png")
+    palette = {"a": (0, 0, 0), "b": (7, 7, 7)}
+    Scenes(
+        train=str(both), palette=palette, ignore=[(3, 3, 3)], crop=(16, 16), evaluate={"v": str(one)}, leakage="allow"
+    ).open(0)
     # Beside two classes it stays no class.
     rim = spot(20)
     rim[0] = 255

@@ -46,9 +46,6 @@ class Cuts:
     flip: np.ndarray
     """bool (n,), whether it is mirrored, left to right, where it stands."""
 
-    def __len__(self) -> int:
-        return len(self.flip)
-
     @property
     def factor(self) -> np.ndarray:
         """float64 (n,), pixels of the crop for a pixel of the image: of both axes, which rounding may part by half a

@@ -41,20 +41,24 @@ _EXPECTED = "masks in COCO's JSON"
 _FEW = 8
 """Pixels of the shorter side up to which coordinates from 0 to 1 may be pixels."""
 
-_Id = int | Annotated[str, Field(max_length=100)]
-_Side = Annotated[int, Field(ge=1, le=1 << 16)]
-_Coordinates = list[Annotated[float, Field(ge=-FAR, le=FAR)]]
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(strict=True)
-
 
 def _points(numbers: list[float]) -> np.ndarray:
     """Return x and y of the points of a polygon, float64 (n, 2): lists of numbers take four times as much."""
     if len(numbers) % 2:
         raise ValueError("x without y")
     return np.array(numbers, np.float64).reshape(-1, 2)
+
+
+_Id = int | Annotated[str, Field(max_length=100)]
+_Side = Annotated[int, Field(ge=1, le=1 << 16)]
+# Errors of a million numbers would take a gigabyte.
+_Coordinates = Annotated[list[Annotated[float, Field(ge=-FAR, le=FAR)]], Field(fail_fast=True)]
+_Polygons = Annotated[list[Annotated[_Coordinates, AfterValidator(_points)]], Field(fail_fast=True)]
+_Lengths = Annotated[list[Annotated[int, Field(ge=0, le=PIXEL_CAP)]], Field(fail_fast=True)]
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
 def _path(name: str) -> str:
@@ -78,15 +82,15 @@ class _Category(_Entry):
 
 
 class _Runs(_Entry):
-    counts: str | list[Annotated[int, Field(ge=0, le=PIXEL_CAP)]]
-    size: list[int] | None = None
+    counts: str | _Lengths
+    size: Annotated[list[int], Field(max_length=2, fail_fast=True)] | None = None
 
 
 class _Annotation(_Entry):
     image_id: _Id
     category_id: _Id
     iscrowd: Literal[0, 1] | None = 0
-    segmentation: _Runs | list[Annotated[_Coordinates, AfterValidator(_points)]] | None = None
+    segmentation: _Runs | _Polygons | None = None
     bbox: _Coordinates | None = None
 
 
@@ -166,8 +170,9 @@ def read(file: Path) -> Read:
                 objects.append((where, entry))
                 continue
             known: dict = images if isinstance(entry, _Image) else categories
-            if known.setdefault(entry.id, entry) is not entry:
+            if entry.id in known:
                 raise ValueError(f"{where}.id is {entry.id!r}, as of an earlier one")
+            known[entry.id] = entry
         if not images or not objects:
             raise ValueError(f"no {'annotations' if images else 'images'}")
         names = _classes(categories, {entry.category_id for _, entry in objects})
@@ -178,8 +183,9 @@ def read(file: Path) -> Read:
     masks: dict[str, CocoMask] = {}
     for id, image in images.items():
         where, size = f"{file}, image {id} ({image.file_name[:200]})", (image.height, image.width)
-        if masks.setdefault(image.file_name, mask := CocoMask(file, where, size, tuple(found[id]))) is not mask:
+        if image.file_name in masks:
             raise UserError(where, "the file_name of an earlier image", "each once")
+        masks[image.file_name] = CocoMask(file, where, size, tuple(found[id]))
     return Read(masks, labels)
 
 
@@ -233,13 +239,14 @@ def _outline(entry: _Annotation, number: int, size: list[int], where: str) -> Ou
         if shape.size not in (None, size):
             raise ValueError(f"{where}.segmentation.size is {shape.size}; its image has {size}, height and width")
         return Outline(number, runs=shape.counts if isinstance(shape.counts, str) else np.array(shape.counts, np.int64))
-    if not shape and len(entry.bbox or ()) == 4:
-        x, y, width, height = entry.bbox or ()
+    box: list[float] = list(entry.bbox or ())
+    if not shape and len(box) == 4:
+        x, y, width, height = box
         corners = np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
         return Outline(number, (corners,) if width > 0 and height > 0 else (), is_box=True)
     if (count := sum(map(len, shape or ()))) > POINTS:
         raise ValueError(f"{where}.segmentation has {count} points; {POINTS} at most are allowed")
-    return Outline(number, tuple(points for points in shape or () if len(points) > 2))
+    return Outline(number, tuple(np.asarray(points) for points in shape or () if len(points) > 2))
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:

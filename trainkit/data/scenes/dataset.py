@@ -201,7 +201,8 @@ class Scenes:
         # Masks first: they are quick to pack, and most errors are in them.
         masks = mask_store.pack_masks_once(source, labels, self.size)
         pixels, place = np.asarray(masks.counts).sum(0), f"{key(name)} ({source.where})"
-        if error := masks.objects.error(place, masks.names, pixels, train=name == "train"):
+        numbers = not labels.coloured and not source.is_painted
+        if error := masks.objects.error(place, masks.names, pixels, train=name == "train", numbers=numbers):
             raise error
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():

@@ -98,9 +98,9 @@ def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> tuple[
     try:
         painted = None if isinstance(scene.mask, Path | bytes) else scene.mask.painted()
         stored = read_mask(scene, labels.coloured) if painted is None else painted.classes
+        classes = labels.classes(stored, where)
     except UserError as error:
-        raise Mistake("masks cannot be read", error) from None
-    classes = labels.classes(stored, where)
+        raise error if isinstance(error, Mistake) else Mistake("masks cannot be read", error) from None
     if classes.shape != shape:
         turned = " (is it rotated by its EXIF orientation?)" if classes.shape == shape[::-1] else ""
         found = f"{classes.shape[1]} x {classes.shape[0]} pixels, its image {shape[1]} x {shape[0]}{turned}"

@@ -68,13 +68,9 @@ class Labels:
                 raise ValueError(f"the name of a class is {found}; 1 to {NAME_LIMIT} printable characters are needed")
         if twice := _repeated(self.names):
             raise ValueError(f"two classes with the same name: {few(twice)}")
-        if len(self.colours) not in (0, len(self.names)):
-            raise ValueError(f"{len(self.colours)} colours for {len(self.names)} classes")
         for colour in (*self.colours, *(colour for colour, _ in self.palette)):
             if len(colour) != 3 or not all(0 <= part <= 255 for part in colour):
                 raise ValueError(f"colour {list(colour)}; red, green and blue from 0 to 255 are needed")
-        if strange := [value for value, _ in self.values if not 0 <= value <= 0xFFFF]:
-            raise ValueError(f"values {few(map(str, strange))}; 0 to 65535 are allowed")
         if twice := _repeated([str(key) for key, _ in self.palette or self.values]):
             raise ValueError(f"one {'colour' if self.palette else 'value'} for several classes: {few(twice)}")
 
@@ -201,19 +197,18 @@ def guessed(found: Iterable[tuple[int, ...]]) -> Labels:
     Of masks of 0 and 255 alone, black and white, white is the second class. Names are the values or colours. Raises
     ValueError where these are not 2 to 255.
     """
-    # Grey that is stored in colour is numbers.
-    coloured = any(len(set(code)) > 1 for code in found)
     values = sorted({code[0] for code in found})
-    if not coloured and values == [0, IGNORED]:
-        coloured = True
-    codes = sorted({code * (3 // len(code)) for code in found}) if coloured else [v for v in values if v != IGNORED]
-    if not 2 <= len(codes) <= CLASS_LIMIT:
-        many = number_of(min(len(codes), CLASS_LIMIT + 1), "colours" if coloured else "values")
+    # Grey that is stored in colour is numbers.
+    coloured = any(len(set(code)) > 1 for code in found) or values == [0, IGNORED]
+    colours, values = sorted({code * (3 // len(code)) for code in found}), [v for v in values if v != IGNORED]
+    count = len(colours if coloured else values)
+    if not 2 <= count <= CLASS_LIMIT:
+        many = number_of(min(count, CLASS_LIMIT + 1), "colours" if coloured else "values")
         raise ValueError(f"{many} in its masks; expected those of 2 to {CLASS_LIMIT} classes")
     if coloured:
-        return from_palette({str(list(code)): code for code in codes})
-    entries = [(value, number) for number, value in enumerate(codes)]
-    return Labels(tuple(map(str, codes)), values=(*entries, (IGNORED, IGNORED)))
+        return from_palette({str(list(colour)): colour for colour in colours})
+    entries = [(value, number) for number, value in enumerate(values)]
+    return Labels(tuple(map(str, values)), values=(*entries, (IGNORED, IGNORED)))
 
 
 def read_names(file: Path) -> Labels:

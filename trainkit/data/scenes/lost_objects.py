@@ -84,9 +84,11 @@ class Objects:
         there, left, lost = map(tuple, lists)
         return cls(there, left, unseen, lost)
 
-    def error(self, where: str, names: Sequence[str], pixels: np.ndarray, train: bool) -> UserError | None:
-        """Return the error of a set that is plainly wrong: most objects not seen, no pixel of a class, or of one class
-        beside unlabelled ones alone; of what is trained on also a class of which nothing is left.
+    def error(
+        self, where: str, names: Sequence[str], pixels: np.ndarray, *, train: bool, numbers: bool
+    ) -> UserError | None:
+        """Return the error of a set that is plainly wrong: most objects not seen, no pixel of a class; where its files
+        hold `numbers` also one class and 255 alone; of what is trained on also a class of which nothing is left.
 
         `pixels` are those of each class, and last of no class.
         """
@@ -96,11 +98,10 @@ class Objects:
             return UserError(where, found, "outlines in pixels", "were they drawn on images of another size?")
         if not labelled:
             return UserError(where, "no labelled pixel", "some labelled pixels")
-        if len(labelled) == 1 and pixels[-1]:
+        if numbers and len(labelled) == 1 and pixels[-1]:
             found = f"pixels of the class {names[labelled[0]]} and unlabelled ones (255) alone"
-            remedy = (
-                f"write masks of 0, 1 and so on, or set data.palette: {{{names[0]}: [0, 0, 0], NAME: [255, 255, 255]}}"
-            )
+            palette = f"{{{names[0]}: [0, 0, 0], NAME: [255, 255, 255]}}"
+            remedy = f"write masks of 0, 1 and so on, or set data.palette: {palette}"
             return UserError(where, found, f"pixels of {few(names, 8)}", remedy)
         gone = [name for name, there, left in zip(names, self.there, self.left, strict=False) if there and not left]
         if gone and train:

@@ -81,12 +81,14 @@ def paint(size: tuple[int, int], outlines: Iterable[Outline], where: str) -> Pai
     Raises UserError for one that cannot be painted, and where their regions take more than `MEMORY`.
     """
     kept: list[_Region] = []
+    used = 0
     for outline in outlines:
         try:
             kept.append(_region(outline, size))
         except ValueError as error:
             raise UserError(where, str(error), "an outline of the image's size") from None
-        if sum(len(region.bits) for region in kept) > MEMORY:
+        used += len(kept[-1].bits)
+        if used > MEMORY:
             raise UserError(where, f"more than {MEMORY >> 20} MB of regions in one mask", "fewer or smaller ones")
     kept.sort(key=lambda region: (region.number != IGNORED, -region.area))
     classes, on_top = np.zeros(size, np.uint8), np.zeros(size, np.min_scalar_type(len(kept)))

@@ -20,10 +20,9 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from trainkit.data import folders, hub, source_splits, sources
 from trainkit.data.formats.image_decode import is_called_picture
@@ -55,7 +54,6 @@ leftImg8bit and gtFine (Cityscapes); parquet"""
 
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img)", re.IGNORECASE)
 _MASK_TAIL = re.compile(r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|gt|L)", re.IGNORECASE)
-_Item = TypeVar("_Item")
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
 
 
@@ -196,10 +194,11 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     if not splits:
         if not (files := coco.find(root)):
             raise UserError(str(root), "a folder of unknown layout, or without images", KNOWN)
-        name, file = source_splits.choose(files, split, str(root), part)
-        return _coco(_only(root, file, str), f"{root}#{name}" if name else str(root))
+        name, found = source_splits.choose(files, split, str(root), part)
+        (file,) = _only(root, [(file,) for file in found])
+        return _coco(file, f"{root}#{name}" if name else str(root))
     name, pairs = source_splits.choose(splits, split, str(root), part)
-    images, masks = _only(root, pairs, lambda pair: " with ".join(str(folder.relative_to(root)) for folder in pair))
+    images, masks = _only(root, pairs)
     where = f"{root}#{name}" if name else str(root)
     scenes, left_out = _matched(_files(images), _masks(masks), where)
     return _made(_FOLDERS, where, scenes, *_named(root), left_out)
@@ -211,10 +210,10 @@ def _named(root: Path) -> tuple[tuple[Path, ...], Labels | None]:
     return ((file,), label_maps.read_names(file)) if file.is_file() else ((), None)
 
 
-def _only(root: Path, found: Sequence[_Item], called: Callable[[_Item], str]) -> _Item:
-    """Return what there is one of. Raises UserError where there are several."""
+def _only(root: Path, found: Sequence[tuple[Path, ...]]) -> tuple[Path, ...]:
+    """Return the paths of the only set there is. Raises UserError where there are several."""
     if len(found) > 1:
-        several = few(map(called, found))
+        several = few(" with ".join(str(path.relative_to(root)) for path in paths) for paths in found)
         remedy = "move the others away, or write a list of `image,label` a line"
         raise UserError(str(root), f"several sets of images and masks: {several}", "one", remedy)
     return found[0]

@@ -90,7 +90,8 @@ class NamedSet:
         prints, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
         prints = prints if decode else np.arange(len(good), dtype=np.uint64)
         damage = verification.damage(where, "images cannot be used", errors, len(self.source.scenes))
-        if len(ids) and (error := objects.error(where, names, counts.sum(0), self.train)):
+        numbers, pixels = not self.labels.coloured and not self.source.is_painted, counts.sum(0)
+        if len(ids) and (error := objects.error(where, names, pixels, train=self.train, numbers=numbers)):
             damage.append(str(error))
         left_out = self.source.left_out
         odd = [f"{len(left_out)} left out: {few(left_out)}"] if left_out else []
