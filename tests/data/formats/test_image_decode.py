@@ -113,38 +113,14 @@ def test_an_animation_is_refused_with_its_file(tmp_path, kind):
 # Sizes
 
 
-def cubic(x: float) -> float:
-    x = abs(x)  # Keys' kernel with a = -0.5
-    if x < 1:
-        return 1.5 * x**3 - 2.5 * x**2 + 1
-    return -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2 if x < 2 else 0.0
+def resized(pixels: np.ndarray, box: tuple[float, float, float, float], size: tuple[int, int]) -> np.ndarray:
+    return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box))
 
 
-def resized(line: np.ndarray, begin: float, end: float, length: int) -> np.ndarray:
-    """One line of values between two places resampled by a cubic kernel that is widened when it gets shorter."""
-    scale = (end - begin) / length
-    width = max(scale, 1.0)
-    values = []
-    for i in range(length):
-        centre = begin + (i + 0.5) * scale
-        first, last = max(0, int(centre - 2 * width + 0.5)), min(len(line), int(centre + 2 * width + 0.5))
-        weights = [cubic((place + 0.5 - centre) / width) for place in range(first, last)]
-        values.append(sum(w * line[first + k] for k, w in enumerate(weights)) / sum(weights))
-    return np.asarray(values)
-
-
-def both_sides(pixels: np.ndarray, box: tuple[float, float, float, float], size: tuple[int, int]) -> np.ndarray:
-    left, upper, right, lower = box
-    across = np.apply_along_axis(resized, 1, pixels.astype(float), left, right, size[1])
-    return np.apply_along_axis(resized, 0, across.round().clip(0, 255), upper, lower, size[0]).round().clip(0, 255)
-
-
-def test_stretch_resizes_both_sides_with_a_cubic_kernel():
+def test_stretch_resizes_both_sides():
     pixels = noise(13, 40)
     for size in ((32, 64), (6, 11), (13, 20)):
-        expected = both_sides(pixels, (0, 0, 40, 13), size)
-        found = image_decode.fit(pixels, size, "", "stretch")
-        assert found.shape == (*size, 3) and np.abs(found - expected).max() <= 1
+        assert (image_decode.fit(pixels, size, "", "stretch") == resized(pixels, (0, 0, 40, 13), size)).all()
 
 
 @pytest.mark.parametrize(
@@ -159,8 +135,7 @@ def test_stretch_resizes_both_sides_with_a_cubic_kernel():
 )
 def test_crop_resizes_the_largest_centred_part_of_the_shape(shape, size, box):
     pixels = noise(*shape)
-    found = image_decode.fit(pixels, size, "", "crop")
-    assert found.shape == (*size, 3) and np.abs(found - both_sides(pixels, box, size)).max() <= 1
+    assert (image_decode.fit(pixels, size, "", "crop") == resized(pixels, box, size)).all()
 
 
 def test_crop_is_resizing_the_shorter_side_and_cutting_the_centre():

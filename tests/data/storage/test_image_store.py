@@ -298,14 +298,6 @@ def test_an_import_that_was_ended_is_resumed_and_gives_the_same_set(tmp_path, mo
     assert len(list(tmp_path.iterdir())) == 3, "nothing is left aside"
 
 
-def test_progress_counts_to_the_end(tmp_path):
-    seen = []
-    import_images.import_faces(
-        people(tmp_path / "p"), tmp_path / "set", image_size=SIZE, on_progress=lambda *done: seen.append(done)
-    )
-    assert seen == [(i, 12) for i in range(1, 13)]
-
-
 def test_odd_things_are_warnings(tmp_path):
     root = people(tmp_path / "people")
     (root / "twin").mkdir()
