@@ -60,7 +60,7 @@ class Options(TypedDict, total=False):
 
     damaged: Literal["fail", "skip"]
     damaged_most: float
-    store: Literal["auto", "decoded", "encoded"]
+    store: Store | None
     on_progress: Progress | None
     protocol: Protocol | None
     columns: Columns | None
@@ -76,7 +76,7 @@ def import_pictures(
     align: bool = False,
     damaged: Literal["fail", "skip"] = "fail",
     damaged_most: float = 1.0,
-    store: Literal["auto", "decoded", "encoded"] = "auto",
+    store: Store | None = None,
     on_progress: Progress | None = None,
     protocol: Protocol | None = None,
     columns: Columns | None = None,
@@ -96,19 +96,17 @@ def import_pictures(
     if not isinstance(source, Source):
         source = sources.open_source(source, network=True, columns=columns)
     _check_asked(source, protocol, damaged)
-    if store == "auto":
+    if store is None:
         small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
-        form: Store = "decoded" if small else "encoded"
-    else:
-        form = store
+        store = "decoded" if small else "encoded"
     recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
     if recipe.align:
         check_records(source.where, source.records())
     if key is None and source.files:
-        made = [columns, size, fit, group, align, damaged, form, type(protocol).__name__]
+        made = [columns, size, fit, group, align, damaged, store, type(protocol).__name__]
         key = cache.key([source.kind, source.where, source.split, *made], source.files)
     rows = _Rows(skip=damaged == "skip")
-    with Writer(Path(out), size=size, store=form, key=key or "", state=rows.state) as writer:
+    with Writer(Path(out), size=size, store=store, key=key or "", state=rows.state) as writer:
         rows.restore(writer.restored)
         if rows.done:
             _log.info("%s: resuming after %s", source.where, number_of(rows.done, "images"))
@@ -250,17 +248,15 @@ def pack_once(
     size: tuple[int, int] | None,
     fit: Fit = "no",
     group: str | None = None,
-    store: Literal["auto", "decoded", "encoded"] = "auto",
     align: bool = False,
 ) -> Packed:
     """Pack a source once, also where processes start together; a large `.rec` is read in place, not packed.
 
-    `size`, `fit`, `group`, `store` and `align` as in `import_pictures`, whose UserErrors this raises.
+    `size`, `fit`, `group` and `align` as in `import_pictures`, whose UserErrors this raises.
     """
     # How it is read is part of it: the form of the source, its split, what is done to images.
     split = found.split if isinstance(found, Source) else None
     made = [image_store.FORMAT, image_store.VERSION, found.kind, found.where, split, size, fit, group]
-    made += [store] if store != "auto" else []
     made += [columns] if (columns := getattr(found, "columns", ())) else []
     if align or found.kind == "templates":  # of which some are always aligned
         made.append(f"aligned {ALIGNMENT}")
@@ -276,7 +272,7 @@ def pack_once(
     def make(folder: Path, on_progress: Progress) -> None:
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
         report = import_pictures(
-            source, folder, size=size, fit=fit, group=group, store=store, align=align, protocol=protocol,
+            source, folder, size=size, fit=fit, group=group, align=align, protocol=protocol,
             on_progress=on_progress, key=folder.name,
         )  # fmt: skip
         for note in report.notes[len(left_out) :]:
