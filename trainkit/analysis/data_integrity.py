@@ -371,13 +371,11 @@ def _look_alikes(where: str, train: Held, one: Held, trained: _Seen, seen: _Seen
 
 def _labels(where: str, one: Held) -> Iterator[Finding]:
     """Find samples without a class, and equal samples that are labelled with two classes."""
-    if one.counts is not None and len(one.counts):
-        total = float(np.sum(one.counts)) + one.unlabelled
-        # Pixels, voxels and gallery people may have no class; training images may not.
-        wrong = one.unit == "images" and one.unlabelled and where == _key("train")
-        said = f"{one.unlabelled:.0f} of {total:.0f} {one.unit} have no class"
-        yield Finding(where, "unlabelled", "wrong" if wrong else "ok", int(one.unlabelled), int(total), said)
     if one.label is not None:
+        count = int((one.label < 0).sum())
+        wrong = count and where == _key("train")  # gallery people may have no class
+        said = f"{count} of {len(one)} {one.noun} have no class"
+        yield Finding(where, "unlabelled", "wrong" if wrong else "ok", count, len(one), said)
         pairs = leakage.label_conflicts(one.prints, one.label)
         words = leakage.sample_names(one, one, pairs)
         said = f"{number_of(len(pairs), 'pairs')} of {one.noun} that are the same with two different classes"

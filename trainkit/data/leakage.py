@@ -87,13 +87,6 @@ class Held:
     """Noun for the subjects."""
     label: np.ndarray | None = None
     """int64 (n,), class of each sample, -1 for none; None where a sample has no class of its own."""
-    classes: Sequence[str] = ()
-    """Names of the classes."""
-    counts: np.ndarray | None = None
-    """How much there is of each class, in `unit`, (classes,); None where there are no classes."""
-    unit: str = "images"
-    unlabelled: float = 0
-    """How much there is of no class, in `unit`."""
     packed: Packed | None = None
     """The set that its images are in; None where they cannot be looked at."""
     rows: np.ndarray | None = None
@@ -147,7 +140,7 @@ def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shared:
-    """Overlap of a set to be evaluated with the training set, or another one."""
+    """Overlap of a set to be evaluated with the training set."""
 
     what: Literal["subjects", "copies"]
     count: int
@@ -156,18 +149,15 @@ class Shared:
     examples: list[str]
 
 
-def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
-    """Return subjects and contents of a set to be evaluated that are in the training set; empty where none are.
-
-    `whose`: how the other set is called, where that is another one.
-    """
+def leaks(train: Held, scored: Held) -> list[Shared]:
+    """Return subjects and contents of a set to be evaluated that are in the training set; empty where none are."""
     found = []
     if both := sorted(train.subjects & scored.subjects):
-        said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in {whose}: {few(both)}"
+        said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in data.train: {few(both)}"
         found.append(Shared("subjects", len(both), said, both))
     if len(pairs := copies(scored.prints, train.prints)):
         words = sample_names(scored, train, pairs)
-        said = f"{len(words)} of its {len(scored)} {scored.noun} are in {whose}: {few(words)}"
+        said = f"{len(words)} of its {len(scored)} {scored.noun} are in data.train: {few(words)}"
         found.append(Shared("copies", len(words), said, words))
     return found
 

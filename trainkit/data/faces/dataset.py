@@ -212,9 +212,7 @@ class FaceSplit(TrainSplit):
         if part is None and not self.packed.classes:
             folders = {id.rpartition("/")[0].rpartition("/")[2] for id in self.packed.ids()}
             return held(subjects=_people(folders))
-        label = label if part is None else part.label
-        counts = np.bincount(label, minlength=len(names))
-        return held(subjects=_people(names), label=label, classes=names, counts=counts)
+        return held(subjects=_people(names), label=label if part is None else part.label)
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the images at `indices`, and which are to be mirrored: all in the view asked for, or as drawn for the

@@ -330,15 +330,11 @@ class ImageSplit(TrainSplit):
 
     def held(self) -> Held:
         """Return what it is compared with other splits by."""
-        known = self.label[self.label >= 0]
         return held_in(
             self.packed,
             self.rows,
             subjects=frozenset(self.groups() if self.data.group != EACH else ()),
             label=self.label,
-            classes=self.names,
-            counts=np.bincount(known, minlength=len(self.names)),
-            unlabelled=self.size - len(known),
         )
 
     def some(self, most: int) -> ImageSplit:

@@ -308,18 +308,12 @@ class PeopleSplit(TrainSplit):
     def held(self) -> Held:
         """Return what it is compared with other splits by: its people, and its images."""
         whose = self.index.person[self.rows[self.modality != TEXT]]
-        there, number = np.unique(whose[whose >= 0], return_inverse=True)
-        label = np.full(len(whose), -1, np.int64)
-        label[whose >= 0] = number
         return held_in(
             self.packed,
             self.pictures(),
             subjects=frozenset(self.persons()),
             kind="people",
-            label=label,
-            classes=tuple(self.index.persons[person] for person in there.tolist()),
-            counts=np.bincount(number, minlength=len(there)),
-            unlabelled=int((whose < 0).sum()),
+            label=np.maximum(whose, -1).astype(np.int64),
         )
 
     def picture(self, row: int) -> np.ndarray | None:

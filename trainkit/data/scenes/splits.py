@@ -121,10 +121,7 @@ class _OfScenes:
 
     def held(self) -> Held:
         """Return what it is compared with other sets by: its images."""
-        scenes = self.scenes
-        rest = int(scenes.masks.counts[scenes.rows, -1].sum())
-        known = {"classes": scenes.names, "counts": self.counts, "unit": "pixels", "unlabelled": rest}
-        return leakage.held_in(scenes.pictures, scenes.rows, **known)
+        return leakage.held_in(self.scenes.pictures, self.scenes.rows)
 
 
 @dataclass(frozen=True, eq=False)

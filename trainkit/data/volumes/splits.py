@@ -51,9 +51,6 @@ class _Cases(Split):
             names=lambda places: [infos[place].id for place in places],
             subjects=frozenset(info.patient for info in infos),
             kind="patients",
-            classes=self.packed.names,
-            counts=np.sum([info.volumes_mm3 for info in infos], 0),
-            unit="mm3",
         )
 
     def _protocol(self, kind: Literal["whole", "patches", "overlays"], each: int = 1) -> Segmentation:
