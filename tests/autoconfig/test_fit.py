@@ -188,7 +188,9 @@ def test_volumes_of_other_spacings_are_resampled_to_the_median(here):
             organ_volumes.put_case(
                 here / "scans" / split, f"p{split}{n}", image, labels, organ_volumes.affine((1.0, 1.5, 2.0 + 2 * n))
             )
-    (here / "scans" / "names.json").write_text('["background", "left", "right"]')
+    for split in ("train", "val"):
+        named = '{"labels": {"background": 0, "left": 1, "right": 2}}'
+        (here / "scans" / split / "dataset.json").write_text(named)
     recipe, text = fitted("tom500", "scans")
     data = recipe.data
     assert (data.train, data.evaluate, data.fold) == ("scans#train", {"val": "scans#val"}, None)
@@ -211,7 +213,7 @@ def test_channels_of_volumes_and_values_of_labels_are_filled_in(here):
     (here / "scans" / "dataset.json").write_text('{"channel_names": {"0": "T1w", "1": "FLAIR"}}')
     recipe, text = fitted("hippocampus", "scans")
     data = recipe.data
-    assert data.train == "scans#train" and data.channels == ["T1w", "FLAIR"] and data.names is None
+    assert data.train == "scans#train" and data.names is None
     assert data.labels == {"label 205": 205, "label 420": 420}
     assert "# <- label maps hold 205, 420: set their names, in the order of the classes" in text
     opened = data.open(0)

@@ -26,6 +26,7 @@ DIGESTS = {
 DROPPED = [
     ("hippocampus", "data.clinical", None, "t.csv", "per_case_last.csv"),
     ("tom500", "data.cache", "auto", "ram", "prepared volumes are memory-mapped"),
+    ("hippocampus", "data.channels", None, ["T1w", "FLAIR"], "channel_names"),
     ("tom500", "data.augment.elastic", None, {"p": 0.2}, "rotate and scale change the shape"),
     ("adadistill", "task.products", "float32", "bf16", "multiplied in float32"),
     ("adadistill", "task.matmul_dtype", "float32", "bf16", "multiplied in float32"),

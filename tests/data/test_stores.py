@@ -146,9 +146,9 @@ LARGE = {
     "own_sizes": ("image", "", lambda data, row: data.picture(row)),
     "masks": ("map", "", lambda data, row: data.mask(row)),
     "distances": ("map", "", lambda data, row: data.levels(row)),
-    "volumes": ("image", "image ", lambda data, row: data.check(row)),
+    "volumes": ("image", "images ", lambda data, row: data.check(row)),
     "volumes, labels": ("label", "labels ", lambda data, row: data.check(row)),
-    "volumes, foreground": ("foreground", "places of organs ", lambda data, row: data.check(row)),
+    "volumes, foreground": ("foreground", "foreground ", lambda data, row: data.check(row)),
 }
 
 

@@ -43,7 +43,8 @@ def images(root: Path) -> Path:
 
 
 def packed_volumes(root: Path) -> Path:
-    return importer.import_volumes(organ_volumes.put_set(root / "files"), root / "set", names=["left", "right"]).out
+    files = organ_volumes.put_set(root / "files")
+    return importer.import_volumes(files, root / "set", names=["left", "right"]).data.path
 
 
 SETS: dict[str, tuple[Callable[[Path], Path], int]] = {

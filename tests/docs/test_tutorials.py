@@ -83,7 +83,8 @@ def streets(home: Path) -> None:
 
 def organs(home: Path) -> None:
     organ_volumes.put_set(home / "scans", 15, shape=(24, 20, 12))
-    (home / "scans" / "names.json").write_text(json.dumps(["background", "anterior", "posterior"]))
+    labels = {"background": 0, "anterior": 1, "posterior": 2}
+    (home / "scans" / "dataset.json").write_text(json.dumps({"labels": labels}))
     organ_volumes.put_set(home / "others", 1, shape=(24, 20, 12))
     (home / "others" / "image").rename(home / "new_scans")
 

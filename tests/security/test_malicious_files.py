@@ -525,7 +525,7 @@ DOORS: dict[str, set[str]] = {
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler",
                                  "data/formats/insightface_bin.py pickletools.genops"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
-                         "data/formats/nifti.py nibabel.volumeutils.array_from_file"},
+                         "data/formats/nifti.py numpy.frombuffer"},
     "volumes of the Decathlon": {"data/folders.py json.loads"},
     "MXNet records": {"data/formats/recordio.py numpy.frombuffer"},
     "recordio.read_index": {"data/formats/recordio.py numpy.loadtxt"},

@@ -210,12 +210,12 @@ def refuse_hub(data: str, kind: str) -> None:
 def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = True) -> None:
     """Raise UserError where a folder is of volumes, or of images with masks, which other recipes are for."""
     from trainkit.data.scenes import verify
-    from trainkit.data.volumes import importer
+    from trainkit.data.volumes import sources as volume_sources
 
     place = None if hub.is_hub(text) or text.startswith(sources.SAMPLE) else sources.split_of(locate(text))[0]
     if place is None or not place.is_dir():
         return
-    if volumes and (found := importer.a_volume(place)) is not None:
+    if volumes and (found := volume_sources.a_volume(place)) is not None:
         remedy = "move the volumes away, or copy tom500 or hippocampus"
         raise UserError(str(found), "a volume (NIfTI)", expected, remedy)
     if scenes and verify.holds_scenes(place):

@@ -15,7 +15,7 @@ from trainkit.config.schema import Recipe
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.threads import each, threads
-from trainkit.data.volumes import channels, importer, label_names, reader, sources, volume_store
+from trainkit.data.volumes import importer, label_names, reader, sources, volume_store
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.data.volumes.sources import VolumeSource
@@ -31,7 +31,7 @@ FOLDS = 5
 UNLIKE = 1.5
 """Factor between the spacings of the cases from which resampling is filled in."""
 
-_LOST = ("names", "labels", "channels", "spacing", "patient", "fold", "folds")
+_LOST = ("names", "labels", "spacing", "patient", "fold", "folds")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def look(source: VolumeSource) -> Looked:
     grids = [volume_grid.orientation(header.affine, axes) for header in headers]
     shapes = [[header.shape[axis] for axis in grid.order] for header, grid in zip(headers, grids, strict=True)]
     spacings = [grid.spacing(header) for header, grid in zip(headers, grids, strict=True)]
-    names = source.channels or channels.numbered(usual)
+    names = source.channels or sources.numbered(usual)
     return Looked(axes, np.asarray(shapes, np.int64), np.asarray(spacings, np.float64), names)
 
 
@@ -93,10 +93,6 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
         fitted.put("data.labels", dict(zip(names, numbers, strict=True)))
         said = ", ".join(map(str, numbers))
         fitted.decide("data.labels", f"label maps hold {said}: set their names, in the order of the classes")
-    if looked.channels:
-        fitted.put("data.channels", list(looked.channels))
-        if channels.automatic(looked.channels):
-            fitted.decide("data.channels", "not named in the data: set their names, in this order")
     count = count if sets else _fold(fitted, sets, patients, count, text)
     spacing, shape = _spacing(fitted, looked)
     _patch(fitted, block.patch, shape, spacing)

@@ -25,6 +25,7 @@ _OVERLAP = "weight dice and ce, or class_weights"
 
 DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     ("data", "volumes"): {
+        "channels": Dropped(None, "remove it: name channels in dataset.json (channel_names)", hashed=False),
         "cache": Dropped("auto", "remove it: prepared volumes are memory-mapped, and a patch takes 1.6 ms"),
         "clinical": Dropped(None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient"),
     },

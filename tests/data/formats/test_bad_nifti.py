@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from organ_volumes import read_volume
 
-from trainkit.data.formats import nifti, volume_grid
+from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti import read_header, read_labels
 from trainkit.errors import UserError
 
@@ -61,41 +61,32 @@ FIELDS = {
     "many axes": ({"dim": [9, 4, 5, 6, 1, 1, 1, 1]}, "9 axes"),
     "negative size": ({"dim": [3, 4, -5, 6, 1, 1, 1, 1]}, "4 x -5 x 6 voxels"),
     "zero size": ({"dim": [3, 4, 0, 6, 1, 1, 1, 1]}, "4 x 0 x 6 voxels"),
-    "256 GB": ({"dim": [3, 4096, 4096, 4096, 1, 1, 1, 1], "datatype": 16, "bitpix": 32}, "256.0 GiB"),
+    "256 GB": ({"dim": [3, 4096, 4096, 4096, 1, 1, 1, 1], "datatype": 16, "bitpix": 32}, "274,877,907,296 bytes"),
     "largest": ({"dim": [3, 32767, 32767, 32767, 1, 1, 1, 1]}, "at most 536,870,912 voxels"),
     "spacing 0": ({"pixdim": [1, 0.5, 0, 3, 1, 1, 1, 1]}, "spacing 0.5 x 0 x 3 mm"),
     "spacing NaN": ({"pixdim": [1, np.nan, 1, 3, 1, 1, 1, 1]}, "spacing nan x"),
     "spacing infinite": ({"pixdim": [1, np.inf, 1, 3, 1, 1, 1, 1]}, "spacing inf x"),
-    "sform NaN": ({"srow_x": [np.nan, 0, 0, 1]}, "affine (sform) with NaN or infinity"),
-    "sform infinite": ({"srow_x": [1, 0, 0, -np.inf]}, "affine (sform) with NaN or infinity"),
+    "sform NaN": ({"srow_x": [np.nan, 0, 0, 1]}, "affine with NaN or infinity"),
+    "sform infinite": ({"srow_x": [1, 0, 0, -np.inf]}, "affine with NaN or infinity"),
     "sform of zeros": ({"srow_x": [0] * 4, "srow_y": [0] * 4, "srow_z": [0] * 4}, "spacing 0 x 0 x 0 mm"),
-    "sform flat": (
-        {"srow_x": [1, 1, 0, 0], "srow_y": [1, 1, 0, 0]},
-        "singular affine (sform): 1 1 0 0; 1 1 0 0; 0 0 3 40",
-    ),
+    "sform flat": ({"srow_x": [1, 1, 0, 0], "srow_y": [1, 1, 0, 0]}, "sheared affine: its axes i and j are"),
     "sform in km": ({"srow_x": [1e5, 0, 0, 0]}, "spacing 100000 x"),
-    "sform far away": ({"srow_x": [1, 0, 0, 1e9]}, "with origin 1e+09 -30 40 mm"),
-    "sform huge": ({"srow_x": [3e38, 3e38, 3e38, 0]}, "affine (sform) with spacing"),
+    "sform far away": ({"srow_x": [1, 0, 0, 1e9]}, "1 0 0 1e+09"),
+    "sform huge": ({"srow_x": [3e38, 3e38, 3e38, 0]}, "affine with spacing"),
     "unknown code": ({"sform_code": 207, "qform_code": -1}, "sform_code 207 and qform_code -1"),
     "no quaternion": ({"sform_code": 0, "qform_code": 1, "quatern_b": 2.0}, "no usable qform"),
-    "quaternion NaN": ({"sform_code": 0, "qform_code": 1, "quatern_c": np.nan}, "form"),
-    "metres": ({"xyzt_units": 1}, "spacing 500 x 750 x 3000 mm"),
-    "unknown unit": ({"xyzt_units": 5}, "unit number 5"),
-    "complex": ({"datatype": 32, "bitpix": 64}, "type complex64"),
-    "colours": ({"datatype": 128, "bitpix": 24}, "type RGB"),
-    "bits": ({"datatype": 1, "bitpix": 1}, "type 1-bit"),
-    "unknown type": ({"datatype": 77}, "type number 77"),
-    "other bits": ({"bitpix": 8}, "8 bits a voxel and the type int16"),
+    "quaternion NaN": ({"sform_code": 0, "qform_code": 1, "quatern_c": np.nan}, "NaN or infinity"),
+    "metres": ({"xyzt_units": 1}, "unit number 1"),
+    "complex": ({"datatype": 32, "bitpix": 64}, "data type 32"),
+    "colours": ({"datatype": 128, "bitpix": 24}, "data type 128"),
+    "unknown type": ({"datatype": 77}, "data type 77"),
     "offset in the header": ({"vox_offset": 16}, "begin at byte 16"),
-    "offset 0": ({"vox_offset": 0}, "begin at byte 0"),
     "offset NaN": ({"vox_offset": np.nan}, "begin at byte nan"),
     "offset far": ({"vox_offset": 1e30}, "begin at byte 1e+30"),
     "offset negative": ({"vox_offset": -352}, "begin at byte -352"),
     "offset in between": ({"vox_offset": 352.5}, "begin at byte 352.5"),
-    "slope infinite": ({"scl_slope": np.inf}, "scaled by inf"),
-    "intercept NaN": ({"scl_slope": 2, "scl_inter": np.nan}, "scaled by 2 and nan"),
-    "pair": ({"magic": b"ni1"}, "a pair of files"),
-    "Analyze": ({"magic": b""}, "no NIfTI magic"),
+    "pair": ({"magic": b"ni1"}, "NIfTI magic b'ni1'"),
+    "Analyze": ({"magic": b""}, "NIfTI magic b''"),
     "larger than it is": (
         {"dim": [3, 4, 5, 7, 1, 1, 1, 1]},
         "truncated or damaged: the header claims 4 x 5 x 7 voxels",
@@ -117,31 +108,24 @@ def test_a_wrong_header_is_named_from_the_header_alone(write, promise):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_a_header_that_claims_256_gb_costs_neither_time_nor_memory(write, suffix):
-    path = write(content(dim=[3, 4096, 4096, 4096, 1, 1, 1, 1], datatype=16, bitpix=32), f"bad.nii{suffix}")
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1024, 1024, 512)])
+def test_what_a_header_claims_costs_neither_time_nor_memory(write, suffix, shape):
+    """The second is within the limit; a file of 400 bytes does not hold it, packed or not."""
+    path = write(content(dim=[3, *shape, 1, 1, 1, 1], datatype=16, bitpix=32), f"bad.nii{suffix}")
     read_header(write(content(), "good.nii"))  # imports nibabel
     tracemalloc.start()
     begin = time.process_time()
     said = refused(path)
     assert time.process_time() - begin < 1 and tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
-    assert "the header claims 4096 x 4096 x 4096 voxels (256.0 GiB)" in said
-
-
-def test_a_small_file_cannot_claim_what_deflate_cannot_gain(write):
-    """2 GiB of voxels are within the limit; a file of 400 bytes does not hold them, and nothing is allocated."""
-    path = write(content(dim=[3, 1024, 1024, 512, 1, 1, 1, 1]), "bad.nii.gz")
-    tracemalloc.start()
-    assert "1024 x 1024 x 512 voxels (1.0 GiB)" in refused(path)
-    assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    tracemalloc.stop()
+    assert f"the header claims {' x '.join(map(str, shape))} voxels" in said
 
 
 def test_a_volume_beyond_the_limit_is_refused_though_it_is_all_there(write):
     path = write(content(RAMP.astype("u1"), dim=[3, 1024, 1024, 513, 1, 1, 1, 1]))
     with path.open("r+b") as file:
         file.truncate(VOXELS + 1024 * 1024 * 513)  # a hole, which takes no room
-    assert "1024 x 1024 x 513 voxels (513.0 MiB), the file has 513.0 MiB; expected at most 536,870,912" in refused(path)
+    assert "1024 x 1024 x 513 voxels (537,919,840 bytes); expected at most 536,870,912 voxels" in refused(path)
 
 
 def test_a_bomb_behind_a_small_volume_is_not_unpacked(write):
@@ -182,18 +166,11 @@ def test_a_header_of_an_intact_gzip_file_without_its_voxels_is_truncated(write):
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_voxels_that_are_no_numbers_are_counted_and_the_first_is_named(write, dtype, value, monkeypatch):
-    monkeypatch.setattr(nifti, "_CHUNK", 50)
+def test_voxels_that_are_no_numbers_are_counted_and_the_first_is_named(write, dtype, value):
     array = RAMP.astype(dtype)
     array[3, 3, 2] = array[0, 2, 4] = array[2, 2, 5] = value
     text = f"{value:g} in 3 of 120 voxels, the first at (3, 3, 2); expected finite intensities"
     assert text in refused(write(content(array)))
-
-
-def test_infinities_that_cancel_are_found(write):
-    array = RAMP.astype("f4")
-    array[0, 0, 0], array[1, 0, 0] = np.inf, -np.inf
-    assert "-inf, inf in 2 of 120 voxels" in refused(write(content(array)))
 
 
 def test_what_float32_does_not_hold_is_found(write):
@@ -208,37 +185,29 @@ def test_what_float32_does_not_hold_is_found(write):
 
 OTHERS = {
     "empty": (b"", "0 bytes"),
-    "text": (b"no volume\n" * 100, "not a NIfTI file"),
-    "page": (b"<!DOCTYPE html>" * 50, "a text (HTML or XML)"),
-    "pointer": (
-        b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64,
-        "the pointer of a Git LFS file",
-    ),
-    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(500), "a PNG image"),
-    "NRRD": (b"NRRD0004\n" + bytes(500), "an NRRD file"),
-    "zip": (b"PK\x03\x04" + bytes(500), "a zip archive"),
-    "twice": (gzip.compress(content()), "compressed twice"),
+    "text": (b"no volume\n" * 100, "not a NIfTI file: it begins with b'no v'"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64, "it begins with b'vers'"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(500), "not a NIfTI file"),
+    "twice": (gzip.compress(content()), "it begins with b'\\x1f\\x8b"),
     "zeros": (bytes(1000), "not a NIfTI file"),
     "four bytes": (struct.pack("<i", 348), "truncated: 4 bytes of the header"),
 }
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_nifti_file_is_said_to_be_what_it_is(write, name):
+def test_what_is_no_nifti_file_is_refused(write, name):
     data, said = OTHERS[name]
     assert said in refused(write(data, "bad.nii.gz"))
     if name != "twice":
         assert said in refused(write(data, "bad.nii"))
 
 
-def test_what_cannot_be_opened_is_named(tmp_path, write):
+def test_what_cannot_be_opened_is_named(tmp_path):
     (tmp_path / "folder.nii").mkdir()
-    assert "cannot be read" in refused(tmp_path / "folder.nii") or "not a file" in refused(tmp_path / "folder.nii")
+    assert "a folder" in refused(tmp_path / "folder.nii")
     assert "No such file" in refused(tmp_path / "absent.nii.gz")
     os.mkfifo(tmp_path / "pipe.nii")
-    assert "not a file" in refused(tmp_path / "pipe.nii")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_header("null\0byte.nii")
+    assert "a named pipe" in refused(tmp_path / "pipe.nii")
 
 
 @pytest.mark.parametrize("place", ["checksum", "length"])

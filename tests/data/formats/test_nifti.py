@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import tracemalloc
 
 import nibabel
 import numpy as np
@@ -70,25 +69,22 @@ def test_voxels_of_every_type_and_byte_order_are_those_that_nibabel_reads(tmp_pa
 @pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize(
-    ("fields", "placed", "notes"),
+    ("fields", "notes"),
     [
-        ({}, "sform", []),
-        ({"sform_code": 0}, "qform", []),
-        ({"sform_code": 0, "qform_code": 0}, "nothing", ["has no orientation; interpreted as nibabel does, with x"]),
-        ({"srow_x": OBLIQUE[0] + [0, 0, 0, 5]}, "sform", ["sform and qform lie 5 mm apart; the sform is used"]),
-        ({"pixdim": [1] * 8}, "sform", ["pixdim says 1 x 1 x 1 mm, the sform 0.3125 x", "sform and qform lie"]),
+        ({}, ()),
+        ({"sform_code": 0}, ()),
+        (
+            {"sform_code": 0, "qform_code": 0},
+            ("has no orientation; interpreted as nibabel does, with x growing to the left",),
+        ),
+        ({"srow_x": OBLIQUE[0] + [0, 0, 0, 5]}, ()),
     ],
 )
-def test_the_affine_is_the_one_that_nibabel_takes_and_what_is_odd_is_noted(
-    tmp_path, kind, order, fields, placed, notes
-):
+def test_the_affine_is_the_one_that_nibabel_takes(tmp_path, kind, order, fields, notes):
     path = save(tmp_path / "a.nii", ramp(), kind=kind, order=order, **fields)
     header, other = nifti.read_header(path), nibabel.load(path)
-    assert np.array_equal(header.affine, other.affine) and header.shape == other.shape and header.placed == placed
-    assert len(header.notes) == len(notes) and all(map(str.startswith, header.notes, notes))
+    assert np.array_equal(header.affine, other.affine) and header.shape == other.shape and header.notes == notes
     assert np.allclose(header.spacing, (0.3125, 0.3125, 3.85), rtol=1e-5)
-    if not notes:
-        np.testing.assert_allclose(header.affine, OBLIQUE, atol=1e-4)
     assert np.array_equal(read_volume(path)[0], ramp())
 
 
@@ -97,14 +93,14 @@ def test_the_affine_is_the_one_that_nibabel_takes_and_what_is_odd_is_noted(
 def test_scaled_voxels_are_those_that_nibabel_reads(tmp_path, dtype, slope, inter):
     path = save(tmp_path / "a.nii.gz", ramp(dtype), slope=slope, inter=inter)
     array, header = read_volume(path)
-    assert header.scaled
+    assert header.scaling == (np.float32(slope), inter)
     np.testing.assert_allclose(array, nibabel.load(path).get_fdata(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("slope", [0.0, float("nan")])
 def test_a_slope_of_zero_or_nan_scales_nothing(tmp_path, slope):
     array, header = read_volume(save(tmp_path / "a.nii", ramp(), slope=slope, inter=9.0))
-    assert np.array_equal(array, ramp()) and not header.scaled
+    assert np.array_equal(array, ramp()) and header.scaling is None
 
 
 def test_a_file_of_several_chunks_is_whole(tmp_path, monkeypatch):
@@ -135,15 +131,6 @@ def test_compression_is_seen_in_the_bytes_and_not_in_the_name(tmp_path):
         assert np.array_equal(read_volume(path)[0], ramp())
 
 
-@pytest.mark.parametrize(("unit", "scale"), [(0, 1), (1, 1000), (2, 1), (3, 0.001)])
-def test_lengths_are_mm_whatever_the_unit(tmp_path, unit, scale):
-    affine = np.diag([0.5, 0.25, 0.75, 1])
-    affine[:3, 3] = 1, 2, 3
-    header = nifti.read_header(save(tmp_path / "a.nii", ramp(), affine, xyzt_units=unit))
-    np.testing.assert_allclose(header.spacing, np.array([0.5, 0.25, 0.75]) * scale)
-    np.testing.assert_allclose(header.affine[:3, 3], np.array([1, 2, 3]) * scale)
-
-
 # Labels
 
 
@@ -165,39 +152,33 @@ def test_scaled_labels_are_what_they_stand_for(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("dtype", "value", "said"),
     [
-        (1.5, "labels 1.5 in 2 of 120 voxels, the first at (1, 2, 3)"),
-        (-1.0, "labels -1 in 2"),
-        (3.0, "labels 3 in 2"),
-        (300.0, "labels 300 in 2"),
-        (np.nan, "labels nan in 2"),
-        (np.inf, "labels inf in 2"),
-        (1e30, "labels 1e+30 in 2"),
-        (0.99, "labels 0.99 in 2"),
+        ("f8", 1.5, "labels 1.5 in 2 of 120 voxels, the first at (1, 2, 3)"),
+        ("f8", -1.0, "labels -1 in 2"),
+        ("f8", 3.0, "labels 3 in 2"),
+        ("f8", 300.0, "labels 300 in 2"),
+        ("f8", np.nan, "labels nan in 2"),
+        ("f8", np.inf, "labels inf in 2"),
+        ("f8", 1e30, "labels 1e+30 in 2"),
+        ("f8", 0.99, "labels 0.99 in 2"),
+        ("i2", -7, "labels -7 in 2"),
+        ("u2", 65535, "labels 65535 in 2"),
+        ("i8", 1 << 62, "labels 4611686018427387904 in 2"),
     ],
 )
-def test_labels_that_are_none_are_named_with_their_place(tmp_path, value, said):
-    array = np.ones(SHAPE)
+def test_labels_that_are_none_are_named_with_their_place(tmp_path, dtype, value, said):
+    array = np.ones(SHAPE, dtype)
     array[1, 2, 3] = array[3, 4, 5] = value
     path = save(tmp_path / "a.nii.gz", array)
     with pytest.raises(UserError) as error:
         nifti.read_labels(path, classes=3)
-    assert said in str(error.value) and "from 0 to 2" in str(error.value) and error.value.where == str(path)
-
-
-@pytest.mark.parametrize(("dtype", "values"), [("i2", (-7, 300)), ("u2", (256, 65535)), ("i8", (-(1 << 62), 1 << 62))])
-def test_labels_out_of_range_are_all_named(tmp_path, dtype, values):
-    array = np.zeros(SHAPE, dtype)
-    array[0, 0, 1], array[2, 2, 2] = values
-    with pytest.raises(UserError) as error:
-        nifti.read_labels(save(tmp_path / "a.nii", array))
-    assert error.value.found.startswith(f"labels {min(values)}, {max(values)} in 2 of")
-    assert "from 0 to 254" in str(error.value)
+    assert said in str(error.value) and error.value.where == str(path)
+    assert error.value.expected in ("0, 1, 2", "whole numbers")
 
 
 def test_many_bad_labels_are_not_all_listed(tmp_path):
-    with pytest.raises(UserError, match="3, 4, 5, 6, 7, 8, 9, 10 and more in 117 of 120"):
+    with pytest.raises(UserError, match="3, 4, 5, 6, 7, 8, 9, 10 and 109 more in 117 of 120"):
         nifti.read_labels(save(tmp_path / "a.nii", ramp()), classes=3)
 
 
@@ -275,9 +256,7 @@ def test_grids_are_equal_up_to_rounding_alone():
     assert volume_grid.same_grid(a, header_of(OBLIQUE.astype(np.float32).astype(float))) is None
     assert volume_grid.same_grid(a, header_of(moved)) is None
     moved[0, 3] += 0.1
-    assert "lies elsewhere than other.nii (their affines put a corner 0.105 mm apart)" in volume_grid.same_grid(
-        a, header_of(moved)
-    )
+    assert "lies elsewhere than other.nii: corners are up to 0.105 mm" in volume_grid.same_grid(a, header_of(moved))
 
 
 def test_grids_of_other_shape_spacing_or_direction_are_told_apart():
@@ -295,34 +274,19 @@ def test_grids_of_other_shape_spacing_or_direction_are_told_apart():
 
 
 @pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
-@pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("kind", [nibabel.Nifti1Image, nibabel.Nifti2Image])
-def test_labels_are_written_where_their_image_is(tmp_path, kind, order, suffix):
-    fields = {"sform_code": 2, "qform_code": 4, "descrip": b"Jane Doe", "scl_slope": 3, "xyzt_units": 10}
-    source = save(tmp_path / "image.nii", ramp(), kind=kind, order=order, **fields)
-    labels = (ramp() % 10).astype(np.uint8)
-    nifti.write_labels(tmp_path / f"out{suffix}", labels, nifti.read_header(source))
+@pytest.mark.parametrize("fields", [{"sform_code": 2}, {"sform_code": 0}, {"sform_code": 0, "qform_code": 0}])
+def test_labels_are_written_where_their_image_is(tmp_path, kind, fields, suffix):
+    source = save(tmp_path / "image.nii", ramp(), kind=kind, descrip=b"Jane Doe", slope=3, **fields)
+    labels, header = (ramp() % 10).astype(np.uint8), nifti.read_header(source)
+    nifti.write_labels(tmp_path / f"out{suffix}", labels, header)
     image, out = nibabel.load(source), nibabel.load(tmp_path / f"out{suffix}")
-    assert type(out) is kind and out.get_data_dtype() == np.uint8 and np.array_equal(np.asarray(out.dataobj), labels)
-    assert np.array_equal(out.affine, image.affine)
-    for ours, theirs in (
-        (out.get_sform(coded=True), image.get_sform(coded=True)),
-        (out.get_qform(True), image.get_qform(True)),
-    ):
-        assert np.array_equal(ours[0], theirs[0]) and ours[1] == theirs[1]
-    assert out.header.get_zooms() == image.header.get_zooms() and out.header.get_xyzt_units()[0] == "mm"
-    assert b"Jane" not in out.header.binaryblock
-    again, header = nifti.read_labels(tmp_path / f"out{suffix}", 10)
-    assert np.array_equal(again, labels) and volume_grid.same_grid(header, nifti.read_header(source)) is None
-
-
-@pytest.mark.parametrize("fields", [{"sform_code": 0}, {"sform_code": 0, "qform_code": 0}, {"xyzt_units": 3}])
-def test_labels_lie_on_images_of_other_forms_too(tmp_path, fields):
-    header = nifti.read_header(save(tmp_path / "image.nii.gz", ramp(), **fields))
-    nifti.write_labels(tmp_path / "out.nii.gz", ramp("u1"), header)
-    written = nifti.read_header(tmp_path / "out.nii.gz")
-    assert np.array_equal(written.affine, header.affine) and written.placed == header.placed
-    assert np.array_equal(nibabel.load(tmp_path / "out.nii.gz").affine, nibabel.load(tmp_path / "image.nii.gz").affine)
+    assert out.get_data_dtype() == np.uint8 and np.array_equal(np.asarray(out.dataobj), labels)
+    np.testing.assert_allclose(out.affine, image.affine, atol=1e-5)
+    np.testing.assert_allclose(out.header.get_zooms(), image.header.get_zooms(), rtol=1e-6)
+    assert out.header.get_xyzt_units()[0] == "mm" and b"Jane" not in out.header.binaryblock
+    again, written = nifti.read_labels(tmp_path / f"out{suffix}", 10)
+    assert np.array_equal(again, labels) and volume_grid.same_grid(written, header) is None
 
 
 def test_what_was_turned_is_written_as_the_file_has_it(tmp_path):
@@ -336,51 +300,30 @@ def test_what_was_turned_is_written_as_the_file_has_it(tmp_path):
         assert np.array_equal(np.asarray(there.dataobj), ramp()) and np.array_equal(there.affine, header.affine)
 
 
-def test_the_same_labels_give_the_same_bytes_and_nothing_else_is_left(tmp_path):
+def test_the_same_labels_give_the_same_bytes_and_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     header = nifti.read_header(save(tmp_path / "a.nii", ramp()))
     for name in ("x.nii.gz", "y.nii.gz", "x.nii.gz"):
         nifti.write_labels(tmp_path / name, ramp("u1"), header)
     assert (tmp_path / "x.nii.gz").read_bytes() == (tmp_path / "y.nii.gz").read_bytes()
     assert (tmp_path / "x.nii.gz").read_bytes()[3:8] == bytes(5), "gzip's header names a time or a file"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii", "x.nii.gz", "y.nii.gz"]
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
-    header = nifti.read_header(save(tmp_path / "a.nii", ramp()))
-    nifti.write_labels(tmp_path / "b.nii", ramp("u1"), header)
-    (tmp_path / "opened.nii").hardlink_to(tmp_path / "b.nii")
-    nifti.write_labels(tmp_path / "b.nii", ramp("u1") + 1, header)
-    assert np.array_equal(nifti.read_labels(tmp_path / "opened.nii")[0], ramp())
 
     def full(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(nifti.os, "fsync", full)
-    with pytest.raises(UserError, match=r"b\.nii: cannot be written \(No space left on device\)"):
-        nifti.write_labels(tmp_path / "b.nii", ramp("u1") * 0, header)
-    assert np.array_equal(nifti.read_labels(tmp_path / "b.nii")[0], ramp() + 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii", "b.nii", "opened.nii"]
+    with pytest.raises(UserError, match=r"x\.nii\.gz: cannot be written \(No space left on device\)"):
+        nifti.write_labels(tmp_path / "x.nii.gz", ramp("u1") * 0, header)
+    assert np.array_equal(nifti.read_labels(tmp_path / "x.nii.gz")[0], ramp())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.nii", "x.nii.gz", "y.nii.gz"]
 
 
-def test_labels_of_another_type_shape_or_name_are_refused(tmp_path):
+def test_labels_of_another_type_or_shape_are_refused(tmp_path):
     header = nifti.read_header(save(tmp_path / "a.nii", ramp()))
-    for name, labels in (("b.nii", ramp()), ("b.nii", ramp("u1", (5, 4, 6))), ("b.png", ramp("u1"))):
-        with pytest.raises(ValueError, match=r"uint8|does not end"):
-            nifti.write_labels(tmp_path / name, labels, header)
+    for labels in (ramp(), ramp("u1", (5, 4, 6))):
+        with pytest.raises(ValueError, match="uint8"):
+            nifti.write_labels(tmp_path / "b.nii", labels, header)
     with pytest.raises(UserError, match="cannot be written"):
         nifti.write_labels(tmp_path / "no" / "b.nii", ramp("u1"), header)
-
-
-def test_memory_is_that_of_the_result_and_a_chunk(tmp_path, monkeypatch):
-    monkeypatch.setattr(nifti, "_CHUNK", 1 << 16)
-    path = save(tmp_path / "a.nii.gz", np.zeros((128, 128, 100), np.float64))
-    nifti.read_header(path)
-    for read, each in ((read_volume, 4), (nifti.read_labels, 1)):
-        tracemalloc.start()
-        read(path)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < each * 128 * 128 * 100 + (4 << 20)
 
 
 # Real files
@@ -394,7 +337,7 @@ def test_real_volumes_are_read_as_nibabel_reads_them(shared):
             assert np.array_equal(array, other.get_fdata(dtype=np.float32)) and np.array_equal(
                 header.affine, other.affine
             )
-            assert header.notes == () and header.placed == "sform"
+            assert header.notes == ()
 
 
 def test_every_real_pair_lies_on_one_grid_and_holds_labels_0_to_2(shared):

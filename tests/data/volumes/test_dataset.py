@@ -173,7 +173,7 @@ def test_files_to_be_scored_are_prepared_as_the_training_set_was(tmp_path):
     orbit(tmp_path / "orbits", "val", ["8", "21"], 1)
     split = block(train, evaluate={"val": f"{tmp_path}/orbits#val"}).open(0).evaluations["val"]
     assert split.packed.names == names and split.packed.axes == "zyx" and split.packed.preparation.spacing == grid
-    (tmp_path / "orbits/val/names.json").write_text('["background", "gland", "nerve"]')
+    (tmp_path / "orbits/val/dataset.json").write_text('{"labels": {"background": 0, "gland": 1, "nerve": 2}}')
     with pytest.raises(UserError, match=r"labels gland, nerve; expected those of data\.train: nerve, gland"):
         block(train, evaluate={"val": f"{tmp_path}/orbits#val"}).open(0)
 

@@ -11,7 +11,7 @@ from organ_volumes import affine, put, put_case, put_set, volume
 from trainkit.data.formats import nifti_header
 from trainkit.data.formats.nifti import read_header
 from trainkit.data.volumes import importer, verify
-from trainkit.data.volumes.volume_store import PackedVolumes
+from trainkit.data.volumes.sources import open_volumes
 from trainkit.errors import UserError
 from trainkit.inference import volumes as prediction
 from trainkit.interfaces import DatasetInfo
@@ -40,7 +40,7 @@ def test_axes_that_are_not_at_right_angles_are_refused_beyond_the_tolerance(tmp_
     with pytest.raises(UserError) as error:
         read_header(file)
     said = str(error.value)
-    assert f"sheared affine (sform): its axes j and k are {math.degrees(math.acos(cosine)):.4g} degrees" in said
+    assert f"sheared affine: its axes j and k are {math.degrees(math.acos(cosine)):.4g} degrees" in said
     assert error.value.where == str(file) and "resample" in said and "dcm2niix" in said
 
 
@@ -49,7 +49,7 @@ def test_the_form_that_is_used_decides(tmp_path):
     image.set_qform(affine(), 1)
     image.set_sform(sheared(0.2), 0)
     nibabel.save(image, file)
-    assert read_header(file).placed == "qform"
+    assert read_header(file).spacing == pytest.approx((1.0, 1.5, 4.0))
     image.set_sform(sheared(0.2), 2)
     nibabel.save(image, file)
     with pytest.raises(UserError, match="sheared affine"):
@@ -60,15 +60,15 @@ def test_the_form_that_is_used_decides(tmp_path):
 def test_a_sheared_file_is_named_at_import_in_verify_and_when_predicted_for(tmp_path, part):
     root = put_set(tmp_path / "set")
     put(root / part / "p01.nii.gz", volume(1)[part == "label"], sheared(0.3))
-    said = rf"{part}.p01\.nii\.gz: sheared affine .*72\.54 degrees"
+    said = rf"{part}.p01\.nii\.gz: sheared affine: .*72\.54 degrees"
     with pytest.raises(UserError, match=said):
         importer.import_volumes(root, tmp_path / "out")
     (problem,) = (line for line in verify.verify(root) if not line.startswith("warning: "))
     assert f"{part}/p01.nii.gz: sheared" in problem
     report = importer.import_volumes(root, tmp_path / "out", damaged="skip")
-    assert report.cases == 3 and any("sheared" in note for note in report.notes)
+    assert len(report.data) == 3 and any("sheared" in note for note in report.notes)
     meta = DatasetInfo(3, (1, 8, 8, 8), "", axes="zyx", spacing=(4, 1.5, 1))
-    cases = importer.sources.open_volumes(root, labelled=False).cases
+    cases = open_volumes(root, labelled=False).cases
     headers, damaged, _ = prediction._headers(cases, meta)
     assert len(headers) == 4 - len(damaged) and len(damaged) == (part == "image")
 
@@ -79,14 +79,14 @@ def test_a_label_map_stored_with_other_axes_than_its_image_is_turned_to_them(tmp
     c, s = math.cos(askew), math.sin(askew)
     matrix = np.array([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) @ affine()
     put_case(tmp_path / "one", "a", array, labels, matrix)
-    expected = PackedVolumes(importer.import_volumes(tmp_path / "one", tmp_path / "packed").out)
+    expected = importer.import_volumes(tmp_path / "one", tmp_path / "packed").data
     for number, (order, flip) in enumerate(TURNS):
         turn = np.stack([order, flip], axis=1)
         for part, drawn in (("image", array), ("label", labels)):
             stored = nibabel.Nifti1Image(drawn, matrix)
             stored = stored.as_reoriented(turn) if part == "label" else stored
             put(tmp_path / "set" / part / f"{number:02}.nii.gz", np.asarray(stored.dataobj), stored.affine)
-    found = PackedVolumes(importer.import_volumes(tmp_path / "set", tmp_path / "all").out)
+    found = importer.import_volumes(tmp_path / "set", tmp_path / "all").data
     assert len(found) == 48 and all((found.label(case) == expected.label(0)).all() for case in range(48))
 
 
@@ -96,7 +96,7 @@ def test_channels_stored_with_other_axes_are_turned_to_the_first(tmp_path):
     other = nibabel.Nifti1Image(array + 7, affine()).as_reoriented(np.array([[0, -1], [2, 1], [1, -1]]))
     put(tmp_path / "images" / "a_0001.nii.gz", np.asarray(other.dataobj), other.affine)
     put(tmp_path / "labels" / "a.nii.gz", labels)
-    image = PackedVolumes(importer.import_volumes(tmp_path, tmp_path / "out").out).image(0)
+    image = importer.import_volumes(tmp_path, tmp_path / "out").data.image(0)
     np.testing.assert_allclose(image[0].astype(float), image[1].astype(float), atol=2e-3)
 
 

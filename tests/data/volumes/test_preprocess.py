@@ -65,8 +65,8 @@ def test_the_same_body_gives_the_same_bits_however_its_file_is_stored(tmp_path, 
         how = Preparation(axes, spacing)
         a, b = preprocess.prepare(*plain, how), preprocess.prepare(*other, how)
         assert a.image.tobytes() == b.image.tobytes() and a.spacing == pytest.approx(b.spacing)
-        label_a = preprocess.prepare_labels(labels, plain[1], how)
-        label_b = preprocess.prepare_labels(np.ascontiguousarray(places), other[1], how)
+        label_a = preprocess.prepare_labels(labels, a)
+        label_b = preprocess.prepare_labels(np.ascontiguousarray(places), b)
         assert (label_a == label_b).all() and label_a.shape == a.shape == a.image.shape[1:]
     assert (a.orientation.undo(a.orientation.apply(labels)) == labels).all()
     assert (b.orientation.undo(a.orientation.apply(labels)) == places).all()
@@ -167,7 +167,7 @@ def test_spacing_is_reached_up_to_whole_voxels_and_the_extent_is_kept(tmp_path):
     array, header = read_volume(put(tmp_path / "a.nii.gz", image))
     how = Preparation("zyx", (3.0, 1.0, 1.3))
     ready = preprocess.prepare(array, header, how)
-    assert ready.shape == (12, 26, 16) == preprocess.prepare_labels(labels, header, how).shape
+    assert ready.shape == (12, 26, 16) == preprocess.prepare_labels(labels, ready).shape
     extent = np.multiply(ready.original_shape, ready.original_spacing)
     assert np.multiply(ready.shape, ready.spacing) == pytest.approx(extent)
     assert ready.original_shape == (9, 17, 21)

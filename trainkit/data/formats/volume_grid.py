@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trainkit.data.formats.nifti_header import GRID_TOLERANCE, Header, by
+from trainkit.data.formats.nifti_header import Header, by
 
-GRID_SHARE = 0.02
-"""Share of the finest spacing by which corners of equal grids may differ, if that is more than `GRID_TOLERANCE`:
-programs that copy an affine through a quaternion in float32 move corners by some micrometres, which is no error."""
+GRID_TOLERANCE, GRID_SHARE = 1e-3, 0.02
+"""By how many mm, or by which share of the finest spacing if that is more, corners of equal grids may differ: programs
+that copy an affine through a quaternion in float32 move corners by some micrometres, which is no error."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,15 @@ def orientation(affine: np.ndarray, axes: str) -> Orientation:
 
     `axes` names the world axis of each stored one. Raises ValueError when it does not name each of x, y, z once.
     """
+    from nibabel.orientations import io_orientation
+
     if sorted(axes) != ["x", "y", "z"]:
         raise ValueError(f"axes {axes!r}: each of x, y and z once is needed")
-    closest, signs = _closest(np.asarray(affine, np.float64))
-    world = ["xyz".index(letter) for letter in axes]
-    first, second, third = ((closest[axis], bool(signs[axis] < 0)) for axis in world)
-    return Orientation((first[0], second[0], third[0]), (first[1], second[1], third[1]))
+    closest, signs = io_orientation(np.asarray(affine, np.float64)).T
+    first, second, third = (int(np.flatnonzero(closest == "xyz".index(axis))[0]) for axis in axes)
+    return Orientation(
+        (first, second, third), (bool(signs[first] < 0), bool(signs[second] < 0), bool(signs[third] < 0))
+    )
 
 
 def slice_axis_order(spacings_ras: np.ndarray) -> str:
@@ -63,8 +66,6 @@ def slice_axis_order(spacings_ras: np.ndarray) -> str:
     others follow in the order z, y, x.
     """
     median = np.median(np.asarray(spacings_ras, np.float64).reshape(-1, 3), axis=0)
-    if not np.isfinite(median).all():
-        raise ValueError("the spacing of one volume or more is needed")
     across = max(axis for axis in range(3) if median[axis] >= 0.99 * median.max())
     return "".join("xyz"[axis] for axis in (across, *(other for other in (2, 1, 0) if other != across)))
 
@@ -75,48 +76,24 @@ def turned(header: Header, onto: Header) -> tuple[Header, Orientation]:
     Of one grid there are 48 ways to store it, and programs choose as they like: a label map may be LPS where its image
     is RAS.
     """
+    from nibabel.orientations import inv_ornt_aff
+
     # By the axes of the other file and not those of the world: rounding cannot send two that lie askew different ways.
-    relative = np.linalg.solve(onto.affine[:3, :3] / np.asarray(onto.spacing), header.affine[:3, :3])
-    turn = orientation(relative, "xyz")
-    voxels = np.zeros((4, 4))
-    voxels[3, 3] = 1
-    for to, (axis, backwards) in enumerate(zip(turn.order, turn.flip, strict=True)):
-        voxels[axis, to] = -1 if backwards else 1
-        voxels[axis, 3] = header.shape[axis] - 1 if backwards else 0
+    turn = orientation(np.linalg.solve(onto.affine, header.affine), "xyz")
     first, second, third = (header.shape[axis] for axis in turn.order)
-    return (
-        replace(header, shape=(first, second, third), spacing=turn.spacing(header), affine=header.affine @ voxels),
-        turn,
-    )
+    moves = np.empty((3, 2))  # of each axis of the file, as nibabel has it
+    moves[list(turn.order)] = np.stack([np.arange(3), np.where(turn.flip, -1, 1)], axis=1)
+    affine = header.affine @ inv_ornt_aff(moves, header.shape)
+    return replace(header, shape=(first, second, third), spacing=turn.spacing(header), affine=affine), turn
 
 
 def same_grid(a: Header, b: Header) -> str | None:
-    """Return a sentence when the voxels of two files do not lie in the same places, else None.
-
-    Corners may differ by GRID_TOLERANCE or GRID_SHARE of the finest spacing, whichever is more.
-    """
+    """Return a sentence when the voxels of two files do not lie in the same places, else None."""
     if a.shape != b.shape:
         return f"{by(a.shape)} voxels, {b.path.name} has {by(b.shape)}"
     corners = np.array([(*corner, 1) for corner in itertools.product(*((0, n - 1) for n in a.shape))], np.float64)
     apart = np.linalg.norm((corners @ (a.affine - b.affine).T)[:, :3], axis=1).max()
     if apart <= max(GRID_TOLERANCE, GRID_SHARE * min(*a.spacing, *b.spacing)):
         return None
-    if not np.allclose(a.spacing, b.spacing, rtol=1e-3):
-        said = f"spacing {by(a.spacing)} mm, {b.path.name} has {by(b.spacing)} mm"
-    else:
-        said = f"lies elsewhere than {b.path.name}"
-    return f"{said} (their affines put a corner {apart:.3g} mm apart)"
-
-
-def _closest(affine: np.ndarray) -> tuple[tuple[int, int, int], np.ndarray]:
-    """Return for each of x, y, z the axis of the file closest to it, and 1 where that grows, -1 where it falls.
-
-    Of all ways to pair axes the one with the largest sum of absolute cosines.
-    """
-    cosines = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
-    best, most = (0, 1, 2), -1.0
-    for x, y, z in itertools.permutations(range(3)):
-        score = sum(abs(float(cosines[world, axis])) for world, axis in enumerate((x, y, z)))
-        if score > most + 1e-6:  # so that rounding does not decide between two that are as good
-            best, most = (x, y, z), score
-    return best, np.array([1.0 if cosines[world, axis] >= 0 else -1.0 for world, axis in enumerate(best)])
+    spacings = f"{by(a.spacing)} and {by(b.spacing)} mm"
+    return f"lies elsewhere than {b.path.name}: corners are up to {apart:.3g} mm apart (spacing {spacings})"

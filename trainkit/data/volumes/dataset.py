@@ -18,7 +18,7 @@ from trainkit.config.ranges import Fraction, Side, Whole
 from trainkit.data import sources
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
-from trainkit.data.volumes import channels, fingerprint, importer, label_names, volume_store
+from trainkit.data.volumes import fingerprint, importer, label_names, volume_store
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.patch_reader import PatchReader
@@ -63,9 +63,6 @@ class Volumes:
     labels: dict[str, Whole] | None = field(default=None, metadata={"hash": "set"})
     """Classes and their values, in place of `names`, where label maps hold other values than 1, 2, ...: {kidney: 205,
     tumour: 420}. 0 is the background, and `ignore: 255` stands for unlabelled voxels. null: as `names`."""
-    channels: list[str] | None = field(default=None, metadata={"hash": "set"})
-    """Names of the channels, in their order in the files, where the source does not name them. null: as in the
-    source."""
     spacing: tuple[Millimetres, Millimetres, Millimetres] | None = None
     """Voxel spacing in mm along depth, height and width, to which volumes are resampled once. null: as in the files."""
     patch: tuple[Side, Side, Side]
@@ -104,8 +101,6 @@ class Volumes:
             if self.names is not None:
                 raise ValueError("names and labels are both set; keep one")
             label_names.check_values(self.labels)
-        if self.channels is not None and (not self.channels or len(set(self.channels)) < len(self.channels)):
-            raise ValueError("channels must be different names, at least one")
         if self.patient is not None:
             try:
                 sources.finding(self.patient, "patient")
@@ -165,7 +160,7 @@ class Volumes:
             path = locate(text)
             if volume_store.is_packed(path):
                 return PackedVolumes(path)
-        return volume_sources.open_volumes(path, patient=self.patient, channels=self.channels), names
+        return volume_sources.open_volumes(path, patient=self.patient), names
 
     def _packed(
         self, found: PackedVolumes | tuple[VolumeSource, importer.Names], like: PackedVolumes | None = None
@@ -176,33 +171,24 @@ class Volumes:
             if like is not None:
                 axes, spacing = like.axes, like.preparation.spacing
                 names = names or (list(like.names) if source.names is None else None)
-                if channels.automatic(source.channels) and like.channel_names:
+                if volume_sources.automatic(source.channels) and like.channel_names:
                     source = replace(source, channels=like.channel_names)
-            packed = importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
-            self._check_channels(packed, source.where, "list all channels of the files")
-            return packed
+            return importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
         where = str(found.path)
         again = "import the files again with the recipe's settings, or use the files in the recipe"
         said = self.labels or self.names
         if said is not None and label_names.classes_named(said, "data.names").names != found.names:
             key = "data.labels" if self.labels else "data.names"
             raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(said, 20)} ({key})", again)
-        self._check_channels(found, where, again)
         asked = found.preparation.spacing
         if self.spacing is not None and not _same(asked, self.spacing):
             raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
-        infos = [found.case(case) for case in range(len(found))]
-        for info in infos if self.patient is not None else ():
+        for info in found.infos() if self.patient is not None else ():
             matched = re.search(self.patient or "", info.id)
             if matched is None or matched.group(1) != info.patient:
                 place = f"{where}, case {info.id}"
                 raise UserError(place, f"patient {info.patient!r}", f"what {self.patient!r} finds", again)
         return found
-
-    def _check_channels(self, packed: PackedVolumes, where: str, remedy: str) -> None:
-        if self.channels is not None and tuple(self.channels) != (packed.channel_names or tuple(self.channels[:1])):
-            held = few(packed.channel_names, 20) if packed.channel_names else "one channel"
-            raise UserError(where, held, f"{few(self.channels, 20)} (data.channels)", remedy)
 
     def _divided(self, whole: PackedVolumes) -> tuple[np.ndarray, np.ndarray]:
         """Return the cases to train on, and those that are held out, int64 each."""
@@ -270,7 +256,6 @@ class Volumes:
         if empty := [name for name, mm3 in zip(packed.names[1:], annotated[1:], strict=True) if not mm3]:
             yield f"no voxel of {few(empty, 20)} in any training case"
         yield from fingerprint.lost_pieces(packed.names, infos)
-        yield from fingerprint.ignored_share(infos)
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:
@@ -302,7 +287,7 @@ def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
     if other.channel_names != train.channel_names:
         found, expected = (few(one.channel_names, 20) or "none" for one in (other, train))
         raise UserError(
-            place, f"channels {found}", f"those of data.train: {expected}", "set data.channels for both sets"
+            place, f"channels {found}", f"those of data.train: {expected}", "give them the same names in dataset.json"
         )
     if not _same(other.preparation.spacing, train.preparation.spacing):
         found, expected = (_grid(one.preparation.spacing) for one in (other, train))

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from trainkit.errors import UserError, few
+from trainkit.interfaces import IGNORED
 
 BACKGROUND = "background"
 """The name of label 0."""
 
-NOTHING = frozenset(
-    {"", BACKGROUND, "back", "bg", "none", "unlabeled", "unlabelled", "other", "void", "exterior", "air"}
-)
-"""Names, in lower case, that a background has."""
+IGNORE = "ignore"
+"""The name, in nnU-Net's files, of voxels that nobody labelled: they are no class, whatever value they have."""
 
 VALUE_LIMIT = 1 << 31
 """Values of classes in label maps are below it."""
-
-
-IGNORE = "ignore"
-"""The name, in nnU-Net's files, of voxels that nobody labelled: they are no class, whatever value they have."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +29,6 @@ class Classes:
     """Of classes 1, 2, ... in label maps; None: 1, 2, ..."""
     ignored: int | None = None
     """The value of voxels that are ignored."""
-    zero: str = field(default=BACKGROUND, compare=False)
-    """The name of label 0 in the source, whatever it is."""
 
     @property
     def count(self) -> int | None:
@@ -56,38 +49,26 @@ def classes_named(names: Iterable[str] | Mapping[str, int], where: str) -> Class
     `ignore` is no class. Raises UserError for names that are empty or there twice, and where no class is named.
     """
     if isinstance(names, Mapping):
-        return _classes(names.items(), where)
-    return _classes(((name, number) for number, name in enumerate(named_labels(names, where)) if number), where)
-
-
-def _classes(pairs: Iterable[tuple[str, int]], where: str) -> Classes:
-    names, values, ignored = [BACKGROUND], [], []
-    for name, value in pairs:
-        if name.strip().lower() == IGNORE:
-            ignored.append(value)
-        else:
-            names.append(name)
-            values.append(value)
+        pairs = [(name.strip(), value) for name, value in names.items()]
+    else:
+        listed = [name.strip() for name in names]
+        pairs = [(name, place + 1) for place, name in enumerate(listed[listed[:1] == [BACKGROUND] :])]
+    kept = [(name, value) for name, value in pairs if name.lower() != IGNORE]
+    ignored = [value for name, value in pairs if name.lower() == IGNORE]
     if len(ignored) > 1:
         raise UserError(where, f"{IGNORE!r} for the values {few(map(str, ignored))}", "one value")
-    plain = values == list(range(1, len(values) + 1))
-    return Classes(named_labels(names, where), None if plain else tuple(values), *ignored)
-
-
-def named_labels(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """Return the names of labels 0, 1, ... from a list with or without the background.
-
-    Raises UserError for names that are empty or there twice.
-    """
-    listed = [name.strip() for name in names]
-    if not listed or listed[0].lower() != BACKGROUND:
-        listed = [BACKGROUND, *listed]
-    listed[0] = BACKGROUND
-    lower = [name.lower() for name in listed]
-    if len(listed) < 2 or not all(name and name.isprintable() for name in listed) or len(set(lower)) < len(lower):
-        found = ", ".join(repr(name) for name in listed)[:200]
-        raise UserError(where, f"names of labels {found}", "different names of labels 1, 2, ...")
-    return tuple(listed)
+    called = [BACKGROUND, *(name for name, _ in kept)]
+    if (
+        not kept
+        or not all(name and name.isprintable() for name in called)
+        or len({*map(str.lower, called)}) <= len(kept)
+    ):
+        found = f"names of labels {', '.join(map(repr, called))}"[:200]
+        raise UserError(where, found, "different names of labels 1, 2, ...")
+    if len(called) > IGNORED:
+        raise UserError(where, f"{len(kept)} labels", f"at most {IGNORED - 1}")
+    values = tuple(value for _, value in kept)
+    return Classes(tuple(called), None if values == tuple(range(1, len(called))) else values, *ignored)
 
 
 def of_json(labels: object, where: str) -> Classes:
@@ -95,31 +76,16 @@ def of_json(labels: object, where: str) -> Classes:
     if labels is None:
         return Classes()
     wanted = 'names of labels such as {"0": "background", "1": "liver"}'
-    if not isinstance(labels, dict):
-        raise UserError(where, f"labels {labels!r}"[:200], wanted)
     numbered: dict[int, str] = {}
-    for key, value in labels.items():
+    for key, value in labels.items() if isinstance(labels, dict) else [(labels, None)]:
         if isinstance(value, list):
             found = f"the region label {key!r}: {value!r} (`regions_class_order`)"[:200]
             remedy = "name each value of the label maps as a label of its own; regions are not trained"
             raise UserError(where, found, "one value for each label", remedy)
-        number, name = (value, key) if isinstance(value, int) else (key, value)
-        if isinstance(number, bool) or not isinstance(name, str) or not re.fullmatch(r"[0-9]{1,9}", str(number)):
+        number, name = (value, key) if type(value) is int else (key, value)
+        if not (isinstance(name, str) and re.fullmatch("[0-9]{1,9}", str(number))) or int(str(number)) in numbered:
             raise UserError(where, f"label {key!r}: {value!r}"[:200], wanted)
-        if int(number) in numbered:
-            raise UserError(where, f"label {number} twice", wanted)
-        numbered[int(number)] = name
-    if numbered and numbered.get(0, IGNORE).strip().lower() == IGNORE:
-        raise UserError(where, f"labels {', '.join(map(str, sorted(numbered)))}"[:200], f"0, the background: {wanted}")
-    found = _classes(((numbered[value], value) for value in sorted(numbered)[1:]), where)
-    return replace(found, zero=numbered.get(0, BACKGROUND).strip())
-
-
-def mapping(values: Iterable[int], classes: Classes) -> str:
-    """Write the mapping of `data.labels` for values of label maps: by the names, where there is one for each."""
-    found = sorted(value for value in values if value and value != classes.ignored)
-    given = () if classes.names is None else classes.names[1:]
-    called = list(given) if len(given) == len(found) else [f"label {value}" for value in found]
-    if classes.ignored is not None:
-        called, found = [*called, IGNORE], [*found, classes.ignored]
-    return "{" + ", ".join(f"{name}: {value}" for name, value in zip(called, found, strict=True)) + "}"
+        numbered[int(str(number))] = name
+    if numbered.pop(0, "").strip().lower() != BACKGROUND:
+        raise UserError(where, f"labels {labels!r}"[:200], f"0, the {BACKGROUND}: {wanted}")
+    return classes_named({name: value for value, name in sorted(numbered.items())}, where)

@@ -37,11 +37,10 @@ PERCENTILES = (0.5, 99.5)
 THICK = 3.0
 """Slices are thick when their spacing is more than this many times the finest."""
 
-AXES = ("zyx", "yzx", "xzy")
-"""Orders in which axes are stored: slices are axial (or there are none), coronal, sagittal."""
-
 PLANES = {"zyx": "axial", "yzx": "coronal", "xzy": "sagittal"}
-"""Names of slices across the first axis."""
+"""Orders in which axes are stored, and the names of slices across the first one; axial where there are none."""
+
+AXES = tuple(PLANES)
 
 _AT_ONCE = 1 << 24
 
@@ -97,7 +96,13 @@ def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
     channels = array if array.ndim == 4 else array[None]
     depth, height, width = original = orientation.apply(channels[0]).shape
     spacing = three(orientation.spacing(header))
-    shape = _shape(original, spacing, header, how)
+    shape = (depth, height, width)
+    if how.spacing is not None:
+        exact = [n * s / t for n, s, t in zip(original, spacing, how.spacing, strict=True)]
+        if np.prod(np.maximum(exact, 1)) > nifti_header.VOXEL_LIMIT:
+            found = f"{nifti_header.by(exact, '.4g')} voxels at {nifti_header.by(how.spacing)} mm"
+            raise UserError(str(header.path), found, f"at most {nifti_header.VOXEL_LIMIT}", "choose a larger spacing")
+        shape = (max(1, round(exact[0])), max(1, round(exact[1])), max(1, round(exact[2])))
     along = kernels(original, spacing, shape, "cubic")
     image, facts = np.empty((len(channels), *shape), np.float16), []
     for place, channel in enumerate(channels):
@@ -109,16 +114,11 @@ def prepare(array: np.ndarray, header: Header, how: Preparation) -> Prepared:
     return Prepared(image, orientation, (depth, height, width), spacing, shape, reached, tuple(facts))
 
 
-def prepare_labels(labels: np.ndarray, header: Header, how: Preparation) -> np.ndarray:
-    """Bring a label map, uint8 in the axes of its file, to the grid of its prepared image; raises as `prepare` does.
-
-    `header` is the image's: the two lie on one grid, up to rounding.
-    """
-    orientation = volume_grid.orientation(header.affine, how.axes)
-    oriented = np.ascontiguousarray(orientation.apply(labels))
-    spacing = three(orientation.spacing(header))
-    shape = _shape(oriented.shape, spacing, header, how)
-    return resample_labels(oriented, shape, kernels(oriented.shape, spacing, shape, "linear"))
+def prepare_labels(labels: np.ndarray, ready: Prepared) -> np.ndarray:
+    """Bring a label map, uint8 in the axes of the file, to the grid of its prepared image."""
+    oriented = np.ascontiguousarray(ready.orientation.apply(labels))
+    along = kernels(ready.original_shape, ready.original_spacing, ready.shape, "linear")
+    return resample_labels(oriented, ready.shape, along)
 
 
 def normalise(array: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
@@ -239,19 +239,6 @@ def to_original(scores: Tensor, shape: Sequence[int]) -> Tensor:
             slab = F.interpolate(slab, size=tuple(plane), mode="bilinear", align_corners=False)
         labels[part] = slab.argmax(0).to(torch.uint8)
     return labels
-
-
-def _shape(shape: Sequence[int], spacing: Sequence[float], header: Header, how: Preparation) -> tuple[int, int, int]:
-    depth, height, width = shape
-    if how.spacing is None:
-        return depth, height, width
-    exact = [n * s / t for n, s, t in zip(shape, spacing, how.spacing, strict=True)]
-    if np.prod(np.maximum(exact, 1)) > nifti_header.VOXEL_LIMIT:
-        asked = " x ".join(f"{mm:g}" for mm in how.spacing)
-        found = f"{' x '.join(f'{n:.4g}' for n in exact)} voxels at {asked} mm"
-        raise UserError(str(header.path), found, f"at most {nifti_header.VOXEL_LIMIT}", "choose a larger spacing")
-    depth, height, width = (max(1, round(n)) for n in exact)
-    return depth, height, width
 
 
 def _summed(array: np.ndarray, places: np.ndarray, weights: np.ndarray, axis: int) -> np.ndarray:

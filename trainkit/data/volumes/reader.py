@@ -22,10 +22,10 @@ def read_header(case: Case) -> Header:
     """
     first, *others = (nifti.read_header(file, channels=True) for file in case.images)
     for other in others:
-        if both := [one for one in (first, other) if one.channels > 1]:
-            found = f"{both[0].channels} volumes along its 4th axis, beside files of other channels"
-            raise UserError(str(both[0].path), found, "one channel in each file")
-        _turn(other, first, f"the grid of {first.path}, the first channel")
+        if max(first.channels, other.channels) > 1:
+            found = f"{max(first.channels, other.channels)} volumes along its 4th axis, or that of {first.path.name}"
+            raise UserError(str(other.path), found, "one channel in each file")
+        _turn(other, first)
     return replace(first, channels=len(case.images)) if others else first
 
 
@@ -36,28 +36,28 @@ def read_image(case: Case) -> tuple[np.ndarray, Header]:
     header = read_header(case)
     array = np.empty((header.channels, *header.shape), np.float32)
     for place, file in enumerate(case.images):
-        one, read = nifti.read_image(file)
-        array[place] = _turn(read, header, f"the grid of {header.path}, the first channel").apply(one[0])
+        (channel,), read = nifti.read_image(file)
+        array[place] = _turn(read, header).apply(channel)
     return array, header
 
 
 def read_label_header(label: Path, image: Header) -> Header:
     """Read the header of a label map. Raises UserError where it does not lie on the grid of the image."""
     header = nifti.read_header(label)
-    _turn(header, image, f"the grid of {image.path}")
+    _turn(header, image)
     return header
 
 
 def read_labels(label: Path, image: Header, classes: Classes) -> np.ndarray:
     """Read a label map, uint8 in the axes of the image. Raises UserError as `nifti.read_labels` and the above."""
     array, header = nifti.read_labels(label, classes.count, classes.values, classes.ignored)
-    return _turn(header, image, f"the grid of {image.path}").apply(array)
+    return _turn(header, image).apply(array)
 
 
-def _turn(header: Header, onto: Header, expected: str) -> Orientation:
+def _turn(header: Header, onto: Header) -> Orientation:
     """Return how the axes of a file are turned to those of another. Raises UserError where their voxels differ."""
     turned, turn = volume_grid.turned(header, onto)
     if (differs := volume_grid.same_grid(turned, onto)) is not None:
         again = "" if turn.order == (0, 1, 2) else ", its axes being turned"
-        raise UserError(str(header.path), f"{differs}{again}", expected)
+        raise UserError(str(header.path), f"{differs}{again}", f"the grid of {onto.path}")
     return turn

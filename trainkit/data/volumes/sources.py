@@ -2,33 +2,47 @@
 
 | layout                                          | splits                                   | names of labels from |
 |-------------------------------------------------|------------------------------------------|----------------------|
-| `{train,val}/{image,label}/<patient>.nii.gz`    | TOM500's: `#train`, `#val`, any folder   | `names.json`, if any |
+| `{train,val}/{image,label}/<patient>.nii.gz`    | TOM500's: `#train`, `#val`, any folder   |                      |
 | `dataset.json`, `imagesTr`, `labelsTr`          | the Decathlon's; `#test` for `imagesTs`  | `dataset.json`       |
 | the same without lists of files                 | nnU-Net's, `<id>_0000`; likewise         | `dataset.json`       |
-| a folder of images and one of labels            | none                                     | `names.json`, if any |
-| files, or one file: to predict for, no labels   | folders                                  | none                 |
+| a folder of images and one of labels            | none                                     | `dataset.json`       |
+| files, or one file: to predict for, no labels   | folders                                  |                      |
 
-A case is a file, of several channels where it has a 4th axis; or a file for each channel.
-
-`names.json` beside the folders of images and labels, or one folder above, is the list of the names of labels 0, 1, ...
-
-What is there and is not used is named in `left_out`: whoever imports shows it, since a label map whose image is called
-otherwise is a case less, and nobody would notice.
+A case is a file, of several channels where it has a 4th axis; or a file for each channel, numbered at the end of its
+name as nnU-Net has it: `case_0001`. Of the folders of images and label maps everything that is not used is named in
+`left_out`: whoever imports shows it, since a label map whose image is called otherwise is a case less, and nobody would
+notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainkit.data import folders
+from trainkit.data import folders, source_splits
+from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.sources import finding, split_of
-from trainkit.data.volumes import layouts
-from trainkit.data.volumes.channels import automatic
+from trainkit.data.volumes import label_names
 from trainkit.data.volumes.label_names import Classes
-from trainkit.data.volumes.layouts import Asked
 from trainkit.errors import UserError, few
+from trainkit.files import Json
+
+IMAGES = ("image", "images", "imagestr")
+"""Names of the folder of images, in lower case."""
+
+LABELS = ("label", "labels", "labelstr", "mask", "masks")
+"""Names of the folder of label maps."""
+
+FILES = "volumes (.nii.gz or .nii)"
+"""Files to predict for, in words."""
+
+DICOM = "convert DICOM with dcm2niix, which writes NIfTI"
+"""What to do where there are no volumes."""
+
+_LOOKED_AT = 5000
+_JSON_LIMIT = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -36,19 +50,17 @@ class Case:
     """One volume of a source."""
 
     id: str
-    """The name of its image without folder and suffix; no two of a source are alike."""
+    """The name of its image without folder and suffix; no two of a source are equal."""
     patient: str
-    image: Path
-    """Its first file."""
+    images: tuple[Path, ...]
+    """Its file, or one for each channel in their order."""
     label: Path | None
     """None where only images are there."""
-    further: tuple[Path, ...] = ()
-    """Files of the second and further channels, where each has its own."""
 
     @property
-    def images(self) -> tuple[Path, ...]:
-        """All files of the image, in the order of the channels."""
-        return (self.image, *self.further)
+    def image(self) -> Path:
+        """Its first file."""
+        return self.images[0]
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class VolumeSource:
     classes: Classes
     """Labels of its label maps, where the source says so."""
     left_out: tuple[str, ...]
-    """Sentences about what is there and not used, or odd."""
+    """Sentences about what is there and not used."""
     files: tuple[Path, ...]
     """All files that it is made of, for noticing changes."""
     channels: tuple[str, ...] = ()
@@ -77,54 +89,251 @@ class VolumeSource:
         return self.classes.names
 
 
+@dataclass
+class _Found:
+    """Files of a layout, and what `dataset.json` says of them."""
+
+    kind: str
+    root: Path
+    images: list[Path]
+    labels: dict[str, Path] = field(default_factory=dict)
+    """Label maps by the ids of their cases."""
+    numbered: bool = False
+    """True where images are called `<id>_0000`, whatever label maps are called."""
+    classes: Classes = field(default_factory=Classes)
+    channels: tuple[str, ...] = ()
+    own: dict[Path, str] = field(default_factory=dict)
+    """Folders of images and label maps, with what a volume in them is that is not used."""
+    left_out: list[str] = field(default_factory=list)
+    made_of: list[Path] = field(default_factory=list)
+
+
 def open_volumes(
-    path: Path | str,
-    *,
-    patient: str | None = None,
-    labelled: bool = True,
-    channels: Sequence[str] | None = None,
+    path: Path | str, *, patient: str | None = None, labelled: bool = True, channels: Sequence[str] = ()
 ) -> VolumeSource:
     """Open the volumes at `path`, whatever the layout, as `path#split` where there are splits. Reads no voxels.
 
     `patient` is a regular expression with one part in parentheses that finds the patient in the id of a case; without
-    it every case is a patient of its own. With `labelled` only cases with a label map are taken; without,
-    all images, of a plain folder and a single file too. `channels` are the names of the channels, in order.
+    it every case is a patient of its own. With `labelled` only cases with a label map are taken; without, all images,
+    of a plain folder and a single file too. `channels` are the names that they must have, in order, if they have any.
 
     Raises UserError when there is nothing, no such split, two files of one id, or a damaged `dataset.json`.
     """
     find = None if patient is None else finding(patient, "patient")
-    asked = Asked(labelled, tuple(channels or ()))
     try:
         place, split = split_of(path)
-        found = layouts.find(place, split, asked)
+        where = f"{place}#{split}" if split else str(place)
+        found = _single(place, split, labelled) if place.is_file() else _in_folder(place, split, labelled, where)
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
-    where = f"{place}#{split}" if split else str(place)
-    if not found.pairs and not found.incomplete:
-        said = f"; {few(found.left_out, 3)}" if found.left_out else ""
-        wanted = "images with label maps of the same names" if labelled else layouts.FILES
-        raise UserError(where, f"no {'labelled ' if labelled else ''}volumes{said}", wanted, layouts.DICOM)
-    folders.check_names(where, found.pairs)
+    found.channels = _agreed(found.channels, tuple(channels), where)
+    images, incomplete, used = _grouped(found, labelled, where)
+    left_out = (*found.left_out, *_left_out(found, used))
+    if not images:
+        said = few([*incomplete, *left_out], 3)
+        wanted = "images with label maps of the same names" if labelled else FILES
+        said = f"no {'labelled ' if labelled else ''}volumes" + (f"; {said}" if said else "")
+        raise UserError(where, said, wanted, DICOM)
+    folders.check_names(where, images)
     cases = [
-        Case(id, find(id, str(images[0])) if find else id, images[0], label, images[1:])
-        for id, (images, label) in sorted(found.pairs.items())
+        Case(id, find(id, str(files[0])) if find else id, files, found.labels.get(id))
+        for id, files in sorted(images.items())
     ]
-    files = list(found.made_of)
-    for case in cases:
-        files += [*case.images, *([] if case.label is None else [case.label])]
-    names = _channel_names(found.channels, asked.channels, where)
-    if found.incomplete and not cases:
-        raise UserError(where, few(found.incomplete, 3), "an image of each channel", "add the files")
-    left_out, incomplete = tuple(found.left_out), tuple(found.incomplete)
-    return VolumeSource(found.kind, where, tuple(cases), found.classes, left_out, tuple(files), names, incomplete)
+    files = [*found.made_of, *(file for case in cases for file in (*case.images, case.label) if file is not None)]
+    several = found.channels or numbered(len(cases[0].images))
+    return VolumeSource(
+        found.kind, where, tuple(cases), found.classes, left_out, tuple(files), several, tuple(incomplete)
+    )
 
 
-def _channel_names(found: tuple[str, ...], wanted: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Name the channels as was asked for, or as the source does. Raises UserError where both name them otherwise."""
-    if not found:
-        return wanted if len(wanted) > 1 else ()  # how many a file of 4 axes has is seen when it is read
-    if wanted and wanted != found:
-        if len(found) != len(wanted) or not (automatic(found) or automatic(wanted)):
-            raise UserError(where, f"channels {few(found, 20)}", few(wanted, 20), "use these names in data.channels")
-        return wanted
+def numbered(count: int) -> tuple[str, ...]:
+    """Name channels that nothing names; a single one has no name."""
+    return tuple(f"channel {place}" for place in range(count)) if count > 1 else ()
+
+
+def automatic(names: Sequence[str]) -> bool:
+    """Return whether names are those of `numbered`, or none."""
+    return tuple(names) == numbered(len(names))
+
+
+def _agreed(found: tuple[str, ...], wanted: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """Return the names of the channels. Raises UserError where those of a source are not those that are wanted."""
+    if found and wanted and not automatic(wanted) and found != wanted:
+        raise UserError(
+            where, f"channels {few(found, 20)}", few(wanted, 20), "give them the same names in dataset.json"
+        )
+    return found or wanted
+
+
+def a_volume(path: Path | str) -> Path | None:
+    """Find the first NIfTI file at `path` (or `path#split`), itself or in folders up to three levels below it."""
+    folder, _ = split_of(path)
+    if not folder.is_dir():
+        return folder if is_nifti(folder) and folder.is_file() else None
+    looked_at = 0
+    for below, inner, files in folders.walk(folder):
+        if found := next(filter(is_nifti, files), None):
+            return folder / below / found
+        looked_at += len(files) + len(inner)
+        if looked_at > _LOOKED_AT:  # a folder of something else may hold a million files
+            break
+        if len(Path(below).parts) >= 3:
+            inner.clear()
+    return None
+
+
+def _single(path: Path, split: str | None, labelled: bool) -> _Found:
+    """Return the one volume that a file is. Raises UserError for another file, and where label maps are wanted."""
+    if split is not None or not is_nifti(path):
+        raise UserError(str(path), "a file of unknown kind" if split is None else "a file has no splits", FILES, DICOM)
+    if labelled:
+        raise UserError(str(path), "a single volume, without a label map", "a folder of images and one of labels")
+    return _Found("file", path.parent, [path])
+
+
+def _in_folder(place: Path, split: str | None, labelled: bool, where: str) -> _Found:
+    """Find the cases of a folder, or of a split of it. Raises UserError where there is no layout that is known."""
+    if not place.is_dir():
+        raise UserError(str(place), "does not exist", "a folder of volumes")
+    root, test = place, False
+    if split is not None and ((place / split).is_dir() or not (place / "dataset.json").is_file()):
+        _, root = source_splits.choose(folders.folders_in(place), split, str(place))
+    elif (place / "dataset.json").is_file():
+        test = source_splits.choose({"train": False, "test": True}, split, str(place))[1]
+    words = (("imagests",), ("labelsts",)) if test else (IMAGES, LABELS)
+    images, labels = (_one_of(root, some) for some in words)
+    plain = images is None and not labelled and not test
+    if (images is None and not (plain and _volumes(root))) or (labelled and labels is None):
+        raise _unknown(root, split, labelled, where)
+    found = _Found("pair of folders" if labels else "folder of volumes", root, _volumes(images or root))
+    found.own[images or root] = "an image without a label map"
+    if labels is not None:
+        found.own[labels] = "a label map without an image"
+        for file in _volumes(labels):
+            if (other := found.labels.setdefault(stem(file), file)) is not file:
+                said = f"two label maps of the id {stem(file)!r}: {file.name} and {other.name}"
+                raise UserError(str(labels), said, "one")
+    if (file := root / "dataset.json").is_file() and not plain:
+        listed = _listed(root, _described(found, file, test), str(file))
+        # Version 1 of nnU-Net lists `<id>.nii.gz` where the files are `<id>_0000.nii.gz`.
+        if listed[0] and not (test and labels):
+            found.kind, found.own = "Decathlon", dict.fromkeys(found.own, "is not listed in dataset.json")
+            (found.images, found.labels, found.left_out), found.numbered = listed, False
     return found
+
+
+def _left_out(found: _Found, used: Collection[Path]) -> Iterator[str]:
+    """Yield sentences about what lies in the folders of a source and is not used."""
+    used = {*used, *found.made_of, *found.own}
+    if found.kind == "Decathlon":  # those that are listed are named already
+        used |= {*found.images, *found.labels.values()}
+    for folder, why in found.own.items():
+        for file in folders.visible(folder.iterdir()):
+            if file not in used:
+                volume = is_nifti(file) and file.is_file()
+                yield f"{_below(found.root, file)}: {why if volume else 'not a NIfTI file'}"
+
+
+def _unknown(root: Path, split: str | None, labelled: bool, where: str) -> UserError:
+    """Return the error about a folder whose layout is not known."""
+    splits = [] if split else [name for name, inner in folders.folders_in(root).items() if _one_of(inner, IMAGES)]
+    if splits:
+        either = " or ".join(f"{root}#{name}" for name in splits)
+        return UserError(where, f"holds the splits {', '.join(splits)}", "one of them", f"name {either}")
+    there = few(folders.folders_in(root))
+    said = "no volumes in a layout that is known" + (f", in the folders {there}" if there else "")
+    wanted = "a folder `image` and a folder `label`, with dataset.json or without"
+    return UserError(where, said, wanted if labelled else f"{wanted}, or {FILES}", DICOM)
+
+
+def _one_of(root: Path, words: Collection[str]) -> Path | None:
+    """Return the folder in a folder that is called by one of the words. Raises UserError for several."""
+    found = [inner for name, inner in folders.folders_in(root).items() if name.lower() in words]
+    if len(found) > 1:
+        raise UserError(str(root), f"folders {', '.join(inner.name for inner in found)}", "one of them")
+    return found[0] if found else None
+
+
+def _volumes(folder: Path) -> list[Path]:
+    """List NIfTI files in a folder itself, without hidden ones."""
+    return [folder / name for name in next(folders.walk(folder))[2] if is_nifti(name) and (folder / name).is_file()]
+
+
+def _described(found: _Found, file: Path, test: bool) -> list[Json]:
+    """Take over what `dataset.json` says of labels and channels, and return its list of cases, if it has one."""
+    said = folders.read_json(file, _JSON_LIMIT, "an object with `labels`", dict)
+    if isinstance(said.get("dataset"), dict):
+        remedy = "link them to imagesTr/<case>_0000.nii.gz and labelsTr/<case>.nii.gz, or list them in `training`"
+        found_ = "the key `dataset`, which lists the files of each case"
+        raise UserError(str(file), found_, "files in imagesTr and labelsTr", remedy)
+    found.kind, found.made_of, found.numbered = "nnU-Net", [file], True
+    found.classes = label_names.of_json(said.get("labels"), str(file))
+    names = said.get("channel_names", said.get("modality"))
+    if isinstance(names, dict) and len(names) > 1:
+        called = [str(names.get(str(place), "")).strip() for place in range(len(names))]
+        if not all(called):
+            raise UserError(str(file), f"channels {names!r}"[:200], 'names such as {"0": "T1", "1": "FLAIR"}')
+        # The same word twice, as in ["CT", "CT"], is told apart by its place.
+        repeated = len(set(called)) < len(called)
+        found.channels = tuple(f"{name} {place}" if repeated else name for place, name in enumerate(called))
+    listed = said.get("test" if test else "training")
+    return listed if isinstance(listed, list) else []
+
+
+def _listed(root: Path, listed: Sequence[Json], where: str) -> tuple[list[Path], dict[str, Path], list[str]]:
+    """Return images, label maps by id, and sentences about those that are not there, of the lists of `dataset.json`."""
+    images: list[Path] = []
+    labels: dict[str, Path] = {}
+    left_out = []
+    for number, entry in enumerate(listed):
+        names = (entry.get("image"), entry.get("label")) if isinstance(entry, dict) else (entry,)
+        if not all(isinstance(name, str) for name in names):
+            raise UserError(f"{where} {number}", repr(entry)[:200], "paths of an image and its label map")
+        image, *label = (folders.inside(root, str(name), f"{where} {number}") for name in names)
+        if label and label[0].is_file():
+            labels[stem(image)] = label[0]
+        elif label:
+            left_out.append(f"{_below(root, image)}: an image without a label map")
+        if image.is_file():
+            images.append(image)
+        else:
+            left_out.append(f"{_below(root, image)}: is listed in dataset.json but does not exist")
+    return images, labels, left_out
+
+
+def _grouped(found: _Found, labelled: bool, where: str) -> tuple[dict[str, tuple[Path, ...]], list[str], list[Path]]:
+    """Return the files of each case in the order of the channels, sentences about cases that lack one, and all files.
+
+    Four digits at the end of a name are a channel where a label map is called without them, or in nnU-Net's layout.
+    Raises UserError for two images of one channel, and a number beyond the names.
+    """
+    by_id: dict[str, dict[int, Path]] = {}
+    several = found.numbered or (not found.labels and len(found.channels) > 1)
+    for file in found.images:
+        id, place = stem(file), 0
+        number = re.fullmatch(r"(.+)_(\d{4})", id)
+        if number and id not in found.labels and (several or number[1] in found.labels):
+            id, place = number[1], int(number[2])
+        if labelled and id not in found.labels:
+            continue
+        if (other := by_id.setdefault(id, {}).setdefault(place, file)) is not file:
+            said = f"{file.name} and {other.name}" if file != other else f"{file.name} twice"
+            raise UserError(where, f"two images of the id {id!r}: {said}"[:300], "one")
+    most = max((place for files in by_id.values() for place in files), default=0)
+    if most >= (count := len(found.channels) or most + 1):
+        raise UserError(where, f"files numbered up to {most}", f"{count} channels: {few(found.channels)}")
+    count = count if most else 1
+    whole = {id: files for id, files in by_id.items() if len(files) == count}
+    names = found.channels or numbered(count)
+    incomplete = []
+    for id, files in by_id.items():
+        if missing := [names[place] for place in range(count) if place not in files]:
+            there = few(sorted(file.name for file in files.values()))
+            incomplete.append(f"{id}: without the channel {few(missing)} (there: {there})")
+    used = [file for files in by_id.values() for file in files.values()]
+    used += [found.labels[id] for id in by_id if id in found.labels]
+    return {id: tuple(files[place] for place in range(count)) for id, files in whole.items()}, incomplete, used
+
+
+def _below(root: Path, file: Path) -> str:
+    return folders.escaped(file.relative_to(root).as_posix())

@@ -122,9 +122,7 @@ class CaseSplit(_Cases):
         if len(indices) != 1:
             raise ValueError(f"{self.name}: {len(indices)} cases at once; read whole volumes one by one")
         case = int(self.cases[indices[0]])
-        if case not in self._checked:
-            self.packed.check(case)
-            self._checked.add(case)
+        self.packed.check(case)
         batch = {
             # Copied: torch warns of arrays that must not be written to, and pinning takes a copy anyway.
             "image": torch.from_numpy(np.array(self.packed.image(case)))[None],
@@ -139,11 +137,6 @@ class CaseSplit(_Cases):
     def on_device(self, batch: Batch) -> Batch:
         """Return the batch with the image as float32."""
         return {**batch, "image": batch["image"].float()}
-
-    @functools.cached_property
-    def _checked(self) -> set[int]:
-        """Cases that this process has compared with their checksums."""
-        return set()
 
 
 @dataclass(frozen=True, eq=False)

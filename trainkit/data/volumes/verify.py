@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,64 +11,51 @@ import numpy as np
 from trainkit.data import verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import volume_grid
+from trainkit.data.formats.nifti_header import by
 from trainkit.data.leakage import Held
 from trainkit.data.verification import Examined, Step
-from trainkit.data.volumes import fingerprint, importer, layouts, reader, sources, volume_store
-from trainkit.data.volumes.fingerprint import Record, by
+from trainkit.data.volumes import fingerprint, importer, reader, sources, volume_store
 from trainkit.data.volumes.preprocess import PLANES, Preparation, three
 from trainkit.data.volumes.sources import Case, VolumeSource
-from trainkit.data.volumes.volume_store import PackedVolumes
+from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes
 from trainkit.errors import UserError, listing
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
 
 
-def info(path: Path | str, *, patient: str | None = None) -> dict[str, Json]:
+def info(path: Path | str) -> dict[str, Json]:
     """Describe a set of volumes, packed or as files (from their headers alone), by words for its properties."""
-    path = Path(path)
+    path, more = Path(path), {}
     if volume_store.is_packed(path):
         data = PackedVolumes(path)
-        asked = data.preparation.spacing
-        return {
-            "path": str(data.path),
-            "made_from": data.manifest.get("made_from", ""),
-            "cases": len(data),
-            "patients": len(set(data.patients())),
-            "labels": ", ".join(f"{number} {name}" for number, name in enumerate(data.names)),
-            **({"channels": ", ".join(data.channel_names)} if data.channel_names else {}),
-            "axes": f"{data.axes} ({PLANES[data.axes]} slices)",
-            "spacing": f"{by(data.spacing)} mm" + ("" if asked is None else ", resampled"),
-            "bytes": data.bytes,
-            "digest": data.digest,
-        }
-    source = sources.open_volumes(path, patient=patient, labelled=False)
-    pairs, bad = importer.read_headers(source)
-    facts: dict[str, Json] = {
-        "path": source.where,
-        "layout": source.kind,
-        "cases": len(source.cases),
-        "labelled": sum(case.label is not None for case in source.cases),
-        "patients": len({case.patient for case in source.cases}),
-    }
-    if source.names is not None:
-        facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names))
-    if source.classes.ignored is not None:
-        facts["ignored"] = f"label {source.classes.ignored}"
-    if pairs and (channels := importer.channel_names(source, pairs)):
-        facts["channels"] = ", ".join(channels)
-    if pairs:
-        axes = importer.order(pair.image for pair in pairs)
+        where, kind, names, channels = (
+            str(data.path),
+            data.manifest.get("made_from", ""),
+            data.names,
+            data.channel_names,
+        )
+        patients, count, axes, digest = data.patients(), len(data), data.axes, {"digest": data.digest}
+        shapes, spacings = [case.shape for case in data.infos()], [case.spacing for case in data.infos()]
+    else:
+        source = sources.open_volumes(path, labelled=False)
+        pairs, bad = importer.read_headers(source)
+        where, kind, names = source.where, source.kind, source.names or ()
+        patients, count, digest = [case.patient for case in source.cases], len(source.cases), {}
+        more = {"labelled": sum(case.label is not None for case in source.cases), "unusable": len(bad)}
+        more["left out"] = len(source.left_out)
+        channels = importer.channel_names(source, pairs) if pairs else ()
+        axes = importer.order(pair.image for pair in pairs) if pairs else "zyx"
         grids = [volume_grid.orientation(pair.image.affine, axes) for pair in pairs]
-        shapes = [[pair.image.shape[axis] for axis in grid.order] for pair, grid in zip(pairs, grids, strict=True)]
-        spacings = [grid.spacing(pair.image) for pair, grid in zip(pairs, grids, strict=True)]
+        spacings = [grid.spacing(pair.image) for grid, pair in zip(grids, pairs, strict=True)]
+        shapes = [[pair.image.shape[axis] for axis in grid.order] for grid, pair in zip(grids, pairs, strict=True)]
+    facts: dict[str, Json] = {"path": where, "made from": kind, "cases": count, "patients": len(set(patients)), **more}
+    facts |= {"labels": ", ".join(f"{number} {name}" for number, name in enumerate(names))} if names else {}
+    facts |= {"channels": ", ".join(channels)} if channels else {}
+    if shapes:
+        middle = np.median(shapes, axis=0).tolist(), np.median(spacings, axis=0).tolist()
         facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
-        facts["shape"] = _spread_of(shapes, "d", "voxels")
-        facts["spacing"] = _spread_of(spacings, ".4g", "mm")
-        facts["stored as"] = fingerprint.commonest(fingerprint.codes(pair.image) for pair in pairs)
-        facts["types"] = fingerprint.commonest(pair.image.dtype.name for pair in pairs)
-    facts["unusable"] = len(bad)
-    facts["left out"] = len(source.left_out)
-    return facts
+        facts["median"] = f"{by(middle[0], '.0f')} voxels of {by(middle[1], '.4g')} mm"
+    return {**facts, **digest}
 
 
 def described(path: Path | str) -> list[str]:
@@ -78,7 +64,7 @@ def described(path: Path | str) -> list[str]:
     if not volume_store.is_packed(Path(path)):
         return facts
     data = PackedVolumes(path)
-    return facts + fingerprint.describe(data.names, importer.records_of(data), data.preparation, data.channel_names)
+    return facts + fingerprint.describe(data.names, data.infos(), data.preparation, data.channel_names)
 
 
 def verify(
@@ -95,35 +81,18 @@ def verify(
     Damage in the packed form: files whose SHA-256 differs, cases that are not what was written. In files: whatever
     keeps a case from being imported (truncated, NaN, label map on another grid, labels out of range ...), by file. What
     is only odd begins with `warning: `, as do patients and volumes that are also in one of the sets `against`, packed
-    or not. `names`, `patient` and `spacing` as at import, for files. Of a folder of splits (TOM500's) every one is
-    read, and compared with the others.
+    or not. `names`, `patient` and `spacing` as at import, for files.
     """
     others = [_opened(place, patient, labelled=False) for place in against]
-    own: list[PackedVolumes | VolumeSource] = []
-    problems: list[str] = []
-    for place in _splits(Path(path), patient):
-        try:
-            own.append(_opened(place, patient, labelled=True))
-        except UserError as error:
-            problems.append(str(error))
-    counts = [len(one) if isinstance(one, PackedVolumes) else len(one.cases) + len(one.incomplete) for one in own]
-    counts += [len(other.cases) for other in others if isinstance(other, VolumeSource)]
-    step = verification.steps(on_progress, sum(counts))
-    examined = [
-        _examine_packed(one, step) if isinstance(one, PackedVolumes) else _examine_files(one, names, spacing, step)
-        for one in own
-    ]
-    return problems + verification.sentences(examined, [_compared(other, step) for other in others])
-
-
-def _splits(path: Path, patient: str | None) -> list[str]:
-    """Return the sets at a path: itself, or where it is none, but a folder of several, these."""
-    splits = layouts.splits_below(path) if path.is_dir() and not volume_store.is_packed(path) else []
-    if splits:
-        with contextlib.suppress(UserError):
-            sources.open_volumes(path, patient=patient)
-            splits = []
-    return [f"{path}#{split}" for split in splits] or [str(path)]
+    try:
+        own = _opened(path, patient, labelled=True)
+    except UserError as error:
+        return [str(error)]
+    sizes = [len(other.cases) for other in others if isinstance(other, VolumeSource)]
+    sizes.append(len(own) if isinstance(own, PackedVolumes) else len(own.cases))
+    step = verification.steps(on_progress, sum(sizes))
+    examined = _packed(own, step) if isinstance(own, PackedVolumes) else _files(own, names, spacing, step)
+    return verification.sentences([examined], [_compared(other, step) for other in others])
 
 
 def _opened(path: Path | str, patient: str | None, labelled: bool) -> PackedVolumes | VolumeSource:
@@ -138,7 +107,7 @@ def _compared(data: PackedVolumes | VolumeSource, step: Step) -> Examined:
         return _known(str(data.path), data.patients(), data.fingerprints(), data.ids())
 
     def read(case: Case) -> tuple[int, str]:
-        return fingerprint.of(*reader.read_image(case)), case.id
+        return importer.fingerprint_of(*reader.read_image(case)), case.id
 
     found = [one for one in verification.read_all(read, data.cases, step) if not isinstance(one, UserError)]
     patients = (case.patient for case in data.cases)
@@ -149,77 +118,58 @@ def _known(where: str, patients: Iterable[str], prints: Sequence[int] | np.ndarr
     def names(places: Iterable[int]) -> list[str]:
         return [ids[place] for place in places]
 
-    held = Held(
-        noun="volumes", prints=np.asarray(prints, np.uint64), names=names, subjects=frozenset(patients), kind="patients"
-    )
+    prints = np.asarray(prints, np.uint64)
+    held = Held(noun="volumes", prints=prints, names=names, subjects=frozenset(patients), kind="patients")
     return Examined(where=where, held=held)
 
 
-def _examine_packed(data: PackedVolumes, step: Step) -> Examined:
+def _packed(data: PackedVolumes, step: Step) -> Examined:
     def check(cases: Sequence[int]) -> None:
         for case in cases:
             data.check(case)
-            if found := "; ".join(_inside(data, case)):
-                raise UserError(data.where(case), found)
+            label, truth = data.label(case), data.truth(case)
+            tops = [int(labels[labels != IGNORED].max(initial=0)) for labels in (label, truth)]
+            if max(tops) >= len(data.names) or not np.isfinite(data.image(case)).all():
+                raise UserError(data.where(case), "labels without a name, or NaN in the prepared image")
+            for number in range(1, len(data.names)):
+                places = data.foreground(case, number)
+                if len(places) and (label.ravel().take(places, mode="clip") != number).any():
+                    raise UserError(data.where(case), f"positions of label {number} that have another label")
 
-    known = _compared(data, step)
+    known = _known(str(data.path), data.patients(), data.fingerprints(), data.ids())
     damage = verification.damaged(known.where, "cases cannot be used", check, range(len(data)), step)
-    odd = fingerprint.oddities(data.names, importer.records_of(data))
+    odd = fingerprint.oddities(data.names, data.infos(), data.fingerprints())
     return replace(known, damage=[*data.changed(), *damage], odd=odd)
 
 
-def _inside(data: PackedVolumes, i: int) -> Iterator[str]:
-    """Yield sentences about what does not fit together inside a case that is as it was written."""
-    label = data.label(i)
-    if not np.isfinite(data.image(i)).all():
-        yield "NaN or infinity in the prepared image"
-    top = max(int(labels[labels != IGNORED].max(initial=0)) for labels in (label, data.truth(i)))
-    if top >= len(data.names):
-        yield f"labels up to {top}, named are {len(data.names) - 1}"
-    for number in range(1, len(data.names)):
-        places = data.foreground(i, number)
-        if len(places) and (places.min() < 0 or places.max() >= label.size or (label.ravel()[places] != number).any()):
-            yield f"positions of label {number} that have another label"
-
-
-def _examine_files(
-    source: VolumeSource, asked: importer.Names, spacing: Sequence[float] | None, step: Step
-) -> Examined:
+def _files(source: VolumeSource, asked: importer.Names, spacing: Sequence[float] | None, step: Step) -> Examined:
     classes = importer.classes_of(source, asked)
     pairs, bad = importer.read_headers(source)
-    for _ in bad:
+    infos: list[CaseInfo] = []
+    how = Preparation(
+        importer.order(pair.image for pair in pairs) if pairs else "zyx", None if spacing is None else three(spacing)
+    )
+    for _ in range(len(source.cases) - len(pairs)):
         step()
-    records: list[Record] = []
-    if pairs:
-        how = Preparation(importer.order(pair.image for pair in pairs), None if spacing is None else three(spacing))
-        for found in importer.prepare_all(pairs, how, classes):
-            step()
-            if isinstance(found, UserError):
-                bad.append(str(found))
-            else:
-                records.append(found.record)
-    said = f"{len(bad)} of {len(source.cases) + len(source.incomplete)} cases cannot be used"
-    damage = [f"{source.where}: {said}:{listing(bad, verification.NAMED)}"] if bad else []
-    odd = [*(f"not used: {text}" for text in source.left_out), *importer.notes_of(source)]
-    if records:
+    for found in importer.prepare_all(pairs, how, classes):
+        step()
+        if isinstance(found, UserError):
+            bad.append(str(found))
+        else:
+            infos.append(replace(found.info, fingerprint=found.fingerprint))
+    damage, odd = [], [f"not used: {text}" for text in source.left_out]
+    if bad:
+        said = f"{len(bad)} of {len(source.cases) + len(source.incomplete)} cases cannot be used"
+        damage.append(f"{source.where}: {said}:{listing(bad, verification.NAMED)}")
+    prints = [info.fingerprint for info in infos]
+    if infos:
         try:
-            names = classes.names or importer.numbered_names(source, {r.info.id: r.info.volumes_mm3 for r in records})
-            odd += fingerprint.oddities(names, [_padded(record, len(names)) for record in records])
+            names = classes.names or importer.numbered_names(source.where, (info.volumes_mm3 for info in infos))
+            # Volumes end at the last label of a case.
+            padded = [info.volumes_mm3 + (0.0,) * (len(names) - len(info.volumes_mm3)) for info in infos]
+            infos = [replace(info, volumes_mm3=volumes) for info, volumes in zip(infos, padded, strict=True)]
+            odd += fingerprint.oddities(names, infos, prints)
         except UserError as error:
             damage.append(str(error))
-    prints, ids = [record.fingerprint for record in records], [record.info.id for record in records]
-    known = _known(source.where, (case.patient for case in source.cases), prints, ids)
+    known = _known(source.where, (case.patient for case in source.cases), prints, [info.id for info in infos])
     return replace(known, damage=damage, odd=odd)
-
-
-def _padded(record: Record, classes: int) -> Record:
-    volumes = record.info.volumes_mm3
-    return Record(replace(record.info, volumes_mm3=volumes + (0.0,) * (classes - len(volumes))), record.fingerprint)
-
-
-def _spread_of(values: Sequence[Sequence[float]], form: str, unit: str) -> str:
-    low, high, middle = (find(values, axis=0).tolist() for find in (np.min, np.max, np.median))
-    if low == high:
-        return f"{by(low, form)} {unit}"
-    middle = [int(length) if form == "d" else length for length in middle]
-    return f"{by(low, form)} to {by(high, form)} {unit}, {by(middle, form)} in the median"

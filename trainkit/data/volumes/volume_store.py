@@ -21,8 +21,8 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -63,7 +63,6 @@ LABEL_LIMIT = IGNORED
 _CASES_LIMIT = 256 << 20
 _PARTS = {"images": "image", "labels": "label", "originals": "original", "foreground": "foreground"}
 """Column of each CRC of a case."""
-_CHECKED = {"images": "image", "labels": "labels", "originals": "original labels", "foreground": "places of organs"}
 
 
 def is_packed(path: Path) -> bool:
@@ -109,6 +108,7 @@ Side = Annotated[int, Field(gt=0, strict=True)]
 Millimetres = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 Shape = tuple[Side, Side, Side]
 Spacing = tuple[Millimetres, Millimetres, Millimetres]
+Whole = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,11 @@ class CaseInfo:
     facts: dict[str, Json] = field(default_factory=dict)
     """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more; those of the
     second and further channels are in the list `also`."""
+    fingerprint: Whole = 0
+    foreground: tuple[Whole, ...] = ()
+    """How many places of each label are known."""
+    crc: dict[str, Whole] = field(default_factory=dict)
+    """CRC-32 of each part, by the words of `_PARTS`."""
 
 
 _CASES = TypeAdapter(list[CaseInfo])
@@ -171,14 +176,14 @@ class PackedVolumes(Rows):
         return tuple(self.manifest["names"])
 
     @property
-    def channels(self) -> int:
-        """Channels of an image."""
-        return max(1, len(self.channel_names))
-
-    @property
     def channel_names(self) -> tuple[str, ...]:
         """Names of the channels, in order; empty where there is but one."""
         return tuple(self.manifest.get("channels", ()))
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return max(1, len(self.channel_names))
 
     @property
     def axes(self) -> str:
@@ -191,11 +196,6 @@ class PackedVolumes(Rows):
         return tuple(self.manifest["spacing"])
 
     @property
-    def resampled(self) -> bool:
-        """True where the prepared grids are others than those of the files."""
-        return self.manifest["resampled"] is not None
-
-    @property
     def preparation(self) -> Preparation:
         """Preparation of the volumes, which others need for the same network."""
         asked = self.manifest["resampled"]
@@ -205,6 +205,10 @@ class PackedVolumes(Rows):
         """Return the facts of case `i`."""
         return self._cases[i]
 
+    def infos(self) -> list[CaseInfo]:
+        """Return the facts of all cases."""
+        return list(self._cases)
+
     def ids(self) -> list[str]:
         """Return the id of every case."""
         return [case.id for case in self._cases]
@@ -212,6 +216,10 @@ class PackedVolumes(Rows):
     def patients(self) -> list[str]:
         """Return the patient of every case."""
         return [case.patient for case in self._cases]
+
+    def fingerprints(self) -> np.ndarray:
+        """Return `fingerprint` of each image as in its file, uint64 (cases,), for finding one volume in two sets."""
+        return np.asarray([case.fingerprint for case in self._cases], np.uint64)
 
     def where(self, i: int) -> str:
         """Describe a case's place, for messages."""
@@ -227,70 +235,60 @@ class PackedVolumes(Rows):
 
     def truth(self, i: int) -> np.ndarray:
         """Return the labels of case `i` as annotated, on the grid of its file, uint8, a view of the file."""
-        return self.array("original", i, np.uint8, self._cases[i].original_shape) if self.resampled else self.label(i)
+        if self.preparation.spacing is None:
+            return self.label(i)
+        return self.array("original", i, np.uint8, self._cases[i].original_shape)
 
     def foreground(self, i: int, label: int) -> np.ndarray:
         """Return the places of voxels of `label` in the flattened prepared grid of case `i`, ascending int32, a view.
 
         All of them up to `FOREGROUND_CAP`, of more an even selection. Empty for absent organs; for 0 see `places`.
         """
-        ends = self._organs[i]
+        ends = [0, *accumulate(self._cases[i].foreground)]
         return self.array("foreground", i, np.int32, (ends[-1],))[ends[label] : ends[label + 1]]
-
-    def present(self, i: int) -> np.ndarray:
-        """Return the labels above 0 that case `i` has on its prepared grid, int64, ascending."""
-        return np.flatnonzero(np.diff(self._organs[i][1:])) + 1
-
-    def fingerprints(self) -> np.ndarray:
-        """Return `fingerprint` of each image as in its file, uint64 (cases,), for finding one volume in two sets."""
-        return self._fingerprints
 
     def content(self, cases: np.ndarray) -> str:
         """Compute the SHA-256 of cases as they are in their files: images, labels as annotated, patients and names."""
-        labels = self.manifest["files"]["originals.bin" if self.resampled else "labels.bin"]["sha256"]
-        ids, patients, prints = self.ids(), self.patients(), self._fingerprints.tolist()
-        own = [[ids[case], patients[case], prints[case]] for case in cases.tolist()]
+        file = "labels.bin" if self.preparation.spacing is None else "originals.bin"
+        infos = [self._cases[case] for case in cases.tolist()]
+        own = [[info.id, info.patient, info.fingerprint] for info in infos]
+        labels = self.manifest["files"][file]["sha256"]
         return hashlib.sha256(json.dumps([labels, list(self.names), own]).encode()).hexdigest()
 
     def check(self, i: int) -> None:
-        """Compare the content of case `i` with what was written. Raises UserError naming case and file."""
-        for name, crc in self._crcs[i].items():
+        """Compare the content of case `i` with what was written, once in a process. Raises UserError naming it."""
+        if i in self._checked:
+            return
+        for name, crc in self._cases[i].crc.items():
             begin, end = self.span(_PARTS[name], i)
             if zlib.crc32(self.read(begin, end).data if self.on_network else self._bytes[begin:end].data) != crc:
-                found = f"{_CHECKED[name]} is not what was written (checksum differs)"
-                raise UserError(self.where(i), found, remedy=REBUILD)
+                raise UserError(self.where(i), f"{name} is not what was written (checksum differs)", remedy=REBUILD)
+        self._checked.add(i)
 
-    def _read_cases(self) -> None:
-        path = self.path / "cases.json"
+    def _map(self) -> None:
+        super()._map()
+        self._checked: set[int] = set()
+        path, classes = self.path / "cases.json", len(self.names)
         try:
             if path.stat().st_size > _CASES_LIMIT:
                 raise ValueError(f"more than {_CASES_LIMIT >> 20} MB")
             entries = json.loads(path.read_text("utf-8"))
-            if not isinstance(entries, list) or len(entries) != len(self):
-                raise ValueError(f"not a list of {len(self)} cases")
-            classes = len(self.names)
-            self._cases = _CASES.validate_python([_with_floors(entry) for entry in entries])
-            if any((len(case.volumes_mm3), len(case.floors)) != (classes, self.channels) for case in self._cases):
-                raise ValueError(f"not volumes of {classes} labels and lowest values of {self.channels} channels")
-            counts = [_counts(entry["foreground"], classes) for entry in entries]
-            self._fingerprints = np.asarray([int(entry["fingerprint"], 16) for entry in entries], np.uint64)
-            expected = {"images", "labels", "foreground"} | ({"originals"} if self.resampled else set())
-            self._crcs = [{name: int(entry["crc"][name]) for name in sorted(expected)} for entry in entries]
+            self._cases = _CASES.validate_python([_of_entry(entry) for entry in entries])
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise unreadable(path, error) from None
+        resampled = self.preparation.spacing is not None
+        sizes = (len(self), classes, classes, self.channels, 4 if resampled else 3)
+        for case in self._cases:
+            found = len(self._cases), len(case.volumes_mm3), len(case.foreground), len(case.floors), len(case.crc)
+            if found != sizes or not (resampled or case.original_shape == case.shape) or not {*case.crc} <= {*_PARTS}:
+                raise self.damaged("cases.json", f"facts of {case.id} that do not fit the set")
         folders.check_names(str(path), (*self.ids(), *self.patients()), RENAME)
-        self._organs = [_ends(case) for case in counts]
-        if not self.resampled and any(case.original_shape != case.shape for case in self._cases):
-            raise self.damaged("cases.json", "shapes that differ, of volumes that were not resampled")
-        for name, sizes in _sizes(entries, self.channels).items():
-            if name in self._layout:
-                begins, ends = self.spans(name, np.arange(len(self)))
-                if not np.array_equal(ends - begins, sizes):
-                    raise self.damaged("cases.json", f"shapes that do not match the bytes of {name}")
-
-    def _map(self) -> None:
-        super()._map()
-        self._read_cases()
+        for spec in self._layout.values():
+            if isinstance(spec, Part):
+                begins, ends = self.spans(spec.name, np.arange(len(self)))
+                needed = [_bytes(case, spec.name) for case in self._cases]
+                if (ends - begins).tolist() != needed:
+                    raise self.damaged("cases.json", f"shapes that do not match the bytes of {spec.name}")
 
 
 def _columns(resampled: bool) -> Layout:
@@ -298,33 +296,29 @@ def _columns(resampled: bool) -> Layout:
     return [Text("id", "ids.txt"), *parts, *([Part("original", "originals.bin")] if resampled else [])]
 
 
-def _sizes(entries: Sequence[Mapping[str, Json]], channels: int) -> dict[str, np.ndarray]:
-    """Return the bytes of each part of each case, by the facts of cases."""
-    voxels = [math.prod(entry["shape"]) for entry in entries]
-    sizes = {
-        "image": [2 * channels * count for count in voxels],
-        "label": voxels,
-        "foreground": [4 * sum(entry["foreground"]) for entry in entries],
-        "original": [math.prod(entry["original_shape"]) for entry in entries],
-    }
-    # As numbers of any length: a shape may be made up.
-    return {name: np.asarray(found, object) for name, found in sizes.items()}
+def _bytes(case: CaseInfo, part: str) -> int:
+    """Return the bytes that a part of a case has, a number of any length: a shape may be made up."""
+    if part == "foreground":
+        return 4 * sum(case.foreground)
+    if part == "original":
+        return math.prod(case.original_shape)
+    return math.prod(case.shape) * (2 * len(case.floors) if part == "image" else 1)
 
 
 class Writer(RowWriter):
-    """Writes packed volumes."""
+    """Writes packed volumes. Of those that a killed one wrote under the same `key`, `volumes` has the ids."""
 
-    def __init__(self, out: Path | str, *, how: Preparation, key: str = "", state: Callable[[], Json] = lambda: None):
-        """`key` and `state` as of the `Writer` of rows."""
-        columns, rows = _columns(how.spacing is not None), PackedVolumes.BATCH_ROWS
-        super().__init__(out, columns, key=key, state=lambda: [self._entries[-1], state()], batch_rows=rows)
+    def __init__(self, out: Path | str, *, how: Preparation, key: str = ""):
+        """`key` as of the `Writer` of rows."""
+        layout = _columns(how.spacing is not None)
+        super().__init__(out, layout, key=key, state=lambda: self._entries[-1], batch_rows=PackedVolumes.BATCH_ROWS)
         self.how = how
         self._entries: list[dict[str, Json]] = []
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self._entries = [entry for entry, _ in self.restored]
-        self.restored = [state for _, state in self.restored]
+        # An import that a version before began noted more beside each.
+        self._entries = [found[0] if isinstance(found, list) else found for found in self.restored]
         return self
 
     def add_case(
@@ -336,31 +330,13 @@ class Writer(RowWriter):
             raise ValueError(f"{image.dtype} {image.shape} and labels {label.shape} of a case of {case.shape}")
         if (truth is None) != (self.how.spacing is None) or (truth is not None and truth.shape != case.original_shape):
             raise ValueError("original labels are needed where volumes are resampled, and only there")
-        if math.prod(case.shape) > np.iinfo(np.int32).max:
-            raise ValueError(f"{case.shape} has more voxels than int32 can count")
         found = places(label)
         parts = {"images": image, "labels": label, "foreground": np.concatenate(found)}
-        if truth is not None:
-            parts["originals"] = truth
+        parts |= {} if truth is None else {"originals": truth}
         parts = {name: np.ascontiguousarray(array) for name, array in parts.items()}
         crc = {name: zlib.crc32(array.data) if array.size else 0 for name, array in parts.items()}
-        self._entries.append(
-            {
-                "id": case.id,
-                "patient": case.patient,
-                "shape": list(case.shape),
-                "spacing": list(case.spacing),
-                "original_shape": list(case.original_shape),
-                "original_spacing": list(case.original_spacing),
-                "floor": case.floors[0] if len(case.floors) == 1 else list(case.floors),
-                "volumes_mm3": list(case.volumes_mm3),
-                "foreground": [len(own) for own in found],
-                "fingerprint": f"{fingerprint:016x}",
-                "crc": crc,
-                "facts": case.facts,
-                "clinical": {},  # kept though it is empty: sets of before keep their digest
-            }
-        )
+        counts = tuple(len(own) for own in found)
+        self._entries.append(_entry(replace(case, fingerprint=fingerprint, foreground=counts, crc=crc)))
         self.add({"id": case.id, **{_PARTS[name]: array for name, array in parts.items()}})
 
     def volumes(self) -> dict[str, list[float]]:
@@ -378,7 +354,7 @@ class Writer(RowWriter):
                 missing = len(names) - len(entry[key])
                 if missing < 0:
                     raise ValueError(f"{entry['id']} has {len(entry[key])} labels, {len(names)} names were given")
-                entry[key] = entry[key] + [0] * missing
+                entry[key] = [*entry[key], *[0] * missing]
         text = json.dumps(self._entries, allow_nan=False, separators=(",", ":"))
         (self.folder / "cases.json").write_text(text, "utf-8")
         manifest: dict[str, Json] = {
@@ -395,17 +371,32 @@ class Writer(RowWriter):
         return PackedVolumes(self.out)
 
 
-def _with_floors(entry: Mapping[str, Json]) -> dict[str, Json]:
+def _entry(case: CaseInfo) -> dict[str, Json]:
+    """Return the facts of a case as `cases.json` has them."""
+    return {
+        "id": case.id,
+        "patient": case.patient,
+        "shape": list(case.shape),
+        "spacing": list(case.spacing),
+        "original_shape": list(case.original_shape),
+        "original_spacing": list(case.original_spacing),
+        "floor": case.floors[0] if len(case.floors) == 1 else list(case.floors),
+        "volumes_mm3": list(case.volumes_mm3),
+        "foreground": list(case.foreground),
+        "fingerprint": f"{case.fingerprint:016x}",
+        "crc": case.crc,
+        "facts": case.facts,
+        "clinical": {},  # kept though it is empty: sets of before keep their digest
+    }
+
+
+def _of_entry(entry: Mapping[str, Json]) -> dict[str, Json]:
     """Return an entry of `cases.json` as `CaseInfo` has it: a lowest value for each channel."""
     floor = entry["floor"]
-    return {**entry, "floors": floor if isinstance(floor, list) else [floor]}
-
-
-def _counts(value: Json, length: int) -> list[int]:
-    if not is_list(value, is_count, (length,)):
-        raise ValueError(f"{value!r} are not {length} counts"[:100])
-    return value
-
-
-def _ends(sizes: Iterable[int]) -> list[int]:
-    return [0, *accumulate(sizes)]
+    return {
+        **entry,
+        "floors": floor if isinstance(floor, list) else [floor],
+        "fingerprint": int(entry["fingerprint"], 16),
+        "crc": dict(entry["crc"]),
+        "foreground": list(entry["foreground"]),
+    }
