@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from tests.data.synthetic.test_faces import together
-from trainkit.data import cache as packing
 from trainkit.data.synthetic import derived_modalities
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
@@ -420,10 +419,3 @@ def test_captions_tell_people_apart_better_than_chance(faces):
         hits.append(near[0] == person)
         chance.append(sum(other[0] == person for other in others) / len(others))
     assert np.mean(hits) > 4 * np.mean(chance)
-
-
-def test_the_cache_is_keyed_by_every_photograph(cache, tmp_path):
-    source = people(tmp_path / "photographs", {"ann": 2})
-    files = sorted(source.rglob("*.png"))
-    key = packing.key(["derived", derived_modalities.VERSION, str(source)], files)
-    assert derived_modalities.folder(source).name == f"derived-{key}"
