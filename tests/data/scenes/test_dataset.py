@@ -470,17 +470,3 @@ def test_damage_after_packing_is_found_when_a_row_is_read(home, opened):
     )
     with pytest.raises(UserError, match="row 3: 9 x 9 pixels; expected 24 x 32, as it was packed"):
         SceneSet.pixels(damaged, 3)
-
-
-def test_camvid_opens(shared, tmp_path):
-    place = shared / "seg_camvid"
-    for split in ("train", "val"):
-        files = sorted(path.name for path in (place / split).iterdir())[:4]
-        sets.write_list(tmp_path / f"{split}.txt", [(f"{split}/{name}", f"{split}annot/{name}") for name in files])
-    opened = Scenes(
-        train=str(tmp_path / "train.txt"), evaluate={"val": str(tmp_path / "val.txt")}, root=str(place),
-        size=(180, 240), crop=(160, 224), augment=STRONG,
-    ).open(0)  # fmt: skip
-    batch = opened.train.on_device(opened.train.fetch(np.arange(4), 0))
-    assert batch["image"].shape == (4, 3, 160, 224) and set(np.unique(batch["mask"])) <= {*range(11), IGNORED}
-    assert opened.evaluations["val"].size == 4 and (opened.train.counts > 0).sum() > 7

@@ -218,11 +218,3 @@ def test_a_stream_of_another_length_is_refused(root):
         with pytest.raises(UserError, match=said):
             opened.mask(0)
         assert (opened.mask(1) == masks()[1]).all()
-
-
-def test_counts_of_real_masks_are_those_of_their_files(shared):
-    found = source(shared / "seg_camvid", "val")
-    data = pack_masks_once(found, found.labels)
-    assert len(data) == 30 and data.counts.shape == (30, 12) and (data.counts.sum(1) == 360 * 480).all()
-    values = np.asarray(Image.open(found.scenes[11].mask))
-    assert data.counts[11].tolist() == np.bincount(values.ravel(), minlength=12).tolist()
