@@ -10,7 +10,6 @@ Format: Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, and 
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,18 +126,19 @@ class Read(NamedTuple):
 
 def is_coco(file: Path) -> bool:
     """Return whether a JSON file names what COCO's has, without parsing it. Raises UserError for a too large one."""
-    size = _checked_size(file)
-    try:
-        with file.open("rb") as stream, mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) as content:
-            return all(content.find(f'"{key}"'.encode()) >= 0 for key in _FORMS)
-    except (OSError, ValueError):  # an empty file, too
-        return False
+    _checked_size(file)
+    missing = [f'"{key}"'.encode() for key in _FORMS]
+    with file.open("rb") as stream:
+        end = b""
+        while missing and (block := stream.read(1 << 22)):
+            missing = [word for word in missing if word not in end + block]
+            end = block[-16:]
+    return not missing
 
 
-def _checked_size(file: Path) -> int:
+def _checked_size(file: Path) -> None:
     if (size := folders.size_of(file, str(file), _EXPECTED)) > LIMIT:
         raise UserError(str(file), f"{size} bytes", f"at most {LIMIT}: {_EXPECTED}")
-    return size
 
 
 def find(root: Path) -> dict[str, list[Path]]:

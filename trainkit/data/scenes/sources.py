@@ -214,7 +214,7 @@ def _only(root: Path, found: Sequence[tuple[Path, ...]]) -> tuple[Path, ...]:
     """Return the paths of the only set there is. Raises UserError where there are several."""
     if len(found) > 1:
         several = few(" with ".join(str(path.relative_to(root)) for path in paths) for paths in found)
-        remedy = "move the others away, or write a list of `image,label` a line"
+        remedy = "name the file itself, move the others away, or write a list of `image,label` a line"
         raise UserError(str(root), f"several sets of images and masks: {several}", "one", remedy)
     return found[0]
 

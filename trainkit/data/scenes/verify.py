@@ -163,10 +163,9 @@ def verify(
 
     Damage, which a training refuses: what is named and not there, what cannot be decoded, masks of another size than
     their images, values or colours that stand for no class, sets without a label; of a recipe also, unless `leakage` is
-    `allow`, images that are trained on and scored.
-    What begins with `warning: ` is only odd: classes without a pixel, images twice in a set, in two of its splits or in
-    one of `against`. `names` are those of the values 0, 1, ... in masks, where the layout does not know; without any,
-    whatever values there are count as classes.
+    `allow`, images that are trained on and scored. What begins with `warning: ` is only odd: classes without a pixel,
+    images twice in a set, in two of its splits or in one of `against`. `names` are those of the values 0, 1, ... in
+    masks, where the layout does not know; without any, whatever values there are count as classes.
     """
     data = recipe_data(path, plugins) if Path(path).suffix.lower() in _RECIPES else None
     try:
@@ -217,12 +216,12 @@ def described(
             "without class": f"{total[-1] / max(int(total.sum()), 1):.2%} of the pixels",
         }
         shares = total[:-1] / max(int(total[:-1].sum()), 1)
-        facts |= {
+        classes = {
             name: f"{share:.2%} of the labelled pixels, in {times} images"
             for name, share, times in zip(seen.names, shares, (seen.counts > 0).sum(0), strict=False)
         }
         lines += ["", seen.where] if lines else [seen.where]
-        lines += verification.fact_lines(facts, "  ")
+        lines += verification.fact_lines(facts, "  ") + verification.fact_lines(classes, "  ")
         damage = [text.removeprefix(f"{seen.where}: ").partition("\n")[0].rstrip(":") for text in seen.damage]
         lines += [f"  {WARNING}{text}; `trainkit data verify` lists them" for text in damage]
     return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
