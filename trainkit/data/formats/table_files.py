@@ -323,32 +323,21 @@ def _refuse_cut(file: Path) -> None:
 
 
 def _open_parquet(files: Sequence[Path], at_once: int) -> Content:
-    size, schema = 0, None
-    for file in files:
-        with _parquet(file) as (table, _):
-            size += table.metadata.num_rows
-            schema = _same(file, table.schema_arrow, schema, files)
-
-    def batches(names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        for file in files:
-            with _parquet(file) as (table, length):
-                for batch in table.iter_batches(_bounded(table, file, length, at_once), columns=list(names)):
-                    batch.validate(full=True)
-                    yield batch
-
-    return _of_batches(files, schema, size, batches)
-
-
-@contextlib.contextmanager
-def _parquet(file: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Open a parquet file; with its size. Where it has checksums of its pages, a flipped bit is found."""
+    """Open parquet files. Where they have checksums of their pages, a flipped bit is found."""
     import pyarrow.parquet as pq
 
-    with naming(str(file), "a whole parquet file"), pq.ParquetFile(file, page_checksum_verification=True) as table:
-        yield table, file.stat().st_size
+    def about(file: Path) -> tuple[pyarrow.Schema, int]:
+        with pq.ParquetFile(file) as table:
+            return table.schema_arrow, table.metadata.num_rows
+
+    def batches(file: Path, names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        with pq.ParquetFile(file, page_checksum_verification=True) as table:
+            yield from table.iter_batches(_bounded(table, file, at_once), columns=list(names))
+
+    return _of_batches(files, "a whole parquet file", about, batches)
 
 
-def _bounded(table: ParquetFile, file: Path, size: int, at_once: int) -> int:
+def _bounded(table: ParquetFile, file: Path, at_once: int) -> int:
     """Return the number of rows of a parquet file, `at_once` at most, that together take about BATCH_BYTES.
 
     In a column with a dictionary thousands of rows may be one large value, which is made once for each of them: so a
@@ -357,7 +346,7 @@ def _bounded(table: ParquetFile, file: Path, size: int, at_once: int) -> int:
     Of a footer no more is asked than these sums: where pyarrow's Python reads what one says of a column, nothing
     catches what Arrow throws, and 25.0.1 aborts the interpreter over a histogram of levels that is too long.
     """
-    groups = table.metadata
+    groups, size = table.metadata, file.stat().st_size
     largest = max((groups.row_group(n).total_byte_size for n in range(groups.num_row_groups)), default=0)
     if largest > max(BATCH_BYTES, RATIO * size) or largest < 0:
         found = f"a row group of {largest} bytes unpacked, of a file of {size}"
@@ -367,31 +356,26 @@ def _bounded(table: ParquetFile, file: Path, size: int, at_once: int) -> int:
 
 def open_streams(files: Sequence[Path]) -> Content:
     """Open Arrow stream files, as `datasets` saves sets; they are memory-mapped. Raises UserError as `open_rows`."""
-    size, schema = 0, None
-    for file in files:
+
+    def about(file: Path) -> tuple[pyarrow.Schema, int]:
         with _stream(file) as stream:
-            schema = _same(file, stream.schema, schema, files)
-            size += sum(batch.num_rows for batch in _counted(stream, file))
+            return stream.schema, sum(batch.num_rows for batch in _counted(stream, file))
 
-    def batches(_: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        for file in files:
-            with _stream(file) as stream:
-                for batch in _counted(stream, file):
-                    batch.validate(full=True)
-                    yield batch
+    def batches(file: Path, _: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        with _stream(file) as stream:
+            yield from _counted(stream, file)
 
-    return _of_batches(files, schema, size, batches)
+    return _of_batches(files, "a whole Arrow file", about, batches)
 
 
 @contextlib.contextmanager
 def _stream(file: Path) -> Iterator[pyarrow.RecordBatchReader]:
     import pyarrow as pa
 
-    with naming(str(file), "a whole Arrow file"):
-        with pa.memory_map(str(file)) as source:
-            _refuse_compressed(file, source)
-        with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
-            yield stream
+    with pa.memory_map(str(file)) as source:
+        _refuse_compressed(file, source)
+    with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as stream:
+        yield stream
 
 
 def _counted(stream: pyarrow.RecordBatchReader, file: Path) -> Iterator[pyarrow.RecordBatch]:
@@ -438,23 +422,36 @@ def _is_compressed(message: pyarrow.ipc.Message) -> bool:
     return entry(table, 3) != 0
 
 
-def _same(file: Path, schema: Any, before: Any, files: Sequence[Path]) -> Any:
-    """Return the schema of a file. Raises UserError where it is not that of the files before."""
-    if before is not None and not schema.equals(before):
-        raise UserError(str(file), "other columns", f"those of {files[0].name}")
-    return schema
-
-
 def _of_batches(
-    files: Sequence[Path], schema: Any, size: int, batches: Callable[[Sequence[str]], Iterator[pyarrow.RecordBatch]]
+    files: Sequence[Path],
+    expected: str,
+    about: Callable[[Path], tuple[pyarrow.Schema, int]],
+    batches: Callable[[Path, Sequence[str]], Iterator[pyarrow.RecordBatch]],
 ) -> Content:
-    """Return the rows of record batches; of images one at a time is turned into bytes."""
-    columns = {part.name: _arrow_column(part.type) for part in schema}
+    """Return the rows of record batches, whose files say `about` themselves what columns and how many rows they have.
+
+    Of images one at a time is turned into bytes.
+    """
+    schema, size = None, 0
+    for file in files:
+        with naming(str(file), expected):
+            own, rows = about(file)
+        if schema is not None and not own.equals(schema):
+            raise UserError(str(file), "other columns", f"those of {files[0].name}")
+        schema, size = own, size + rows
+    columns = {part.name: _arrow_column(part.type) for part in schema or ()}
     place = str(files[0]) if len(files) == 1 else str(files[0].parent)
+
+    def sound(names: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        for file in files:
+            with naming(str(file), expected):
+                for batch in batches(file, names):
+                    batch.validate(full=True)
+                    yield batch
 
     def read(names: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
         row = 0
-        for batch in batches(names):
+        for batch in sound(names):
             cells = [batch.column(name) for name in names]
             cells = [
                 some if columns[name].holds == "images" else some.to_pylist()
