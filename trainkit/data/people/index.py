@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.data.people import sources
-from trainkit.data.people.records import DISTRACTOR, SYSU, Records
+from trainkit.data.people.records import DISTRACTOR, Records
 from trainkit.data.record import Columns, Record, Source
 from trainkit.errors import UserError
 from trainkit.interfaces import TEXT
@@ -66,14 +66,6 @@ class PeopleIndex:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"ids": (), "texts": (), "lists": {}}  # which no worker needs
-
-    @property
-    def sysu(self) -> bool:
-        """Return True where it is evaluated by SYSU-MM01's protocol.
-
-        That draws galleries, ignores gallery images of anybody from the place of a query, and counts persons for CMC.
-        """
-        return self.kind == SYSU
 
     @functools.cached_property
     def picture(self) -> np.ndarray:

@@ -180,8 +180,8 @@ def _sysu(path: Path) -> _Splits:
 def _read_sysu(
     records: Records, files: tuple[Path, ...], others: tuple[Path, ...], visible: int, infrared: int
 ) -> None:
-    persons = {person: file for file in files for person in _numbers(file)}
-    both = sorted({person for file in others for person in _numbers(file)} & set(persons))
+    persons = {person for file in files for person in _numbers(file)}
+    both = sorted(persons.intersection(person for file in others for person in _numbers(file)))
     if both:
         raise UserError(str(files[0]), f"persons that are also in {others[0].name}: {few(both)}", "each in one split")
     for camera in range(1, 7):
@@ -194,7 +194,7 @@ def _read_sysu(
                 kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
                 found += records.add_folder(f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
         if not found:
-            raise UserError(str(persons[person]), f"person {person}, without images", "some of each")
+            raise UserError(str(files[0]), f"person {person}, without images", "some of each")
     # Cameras 2 and 3 stand in one place; no other two do.
     records.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
 

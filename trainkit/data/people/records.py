@@ -18,7 +18,8 @@ DISTRACTOR = "-1"
 """The person of a gallery record whom nobody looks for, as indexes write it."""
 
 SYSU = "SYSU-MM01"
-"""The kind of the sets that have a protocol of their own."""
+"""The kind of the sets with a protocol of their own: it draws galleries, ignores gallery images of anybody from the
+place of a query, and counts persons for CMC."""
 
 EITHER, QUERY, GALLERY = range(3)
 """Role of a record in a search: default, query only, gallery only."""
@@ -111,10 +112,8 @@ class Records:
         text = " ".join(text.split())
         if not text:
             raise UserError(where, "an empty caption", "a description of the person")
-        own = id
-        while own in self.number:
-            self._taken[id] += 1
-            own = f"{id} {self._taken[id] + 1}"
+        self._taken[id] += 1
+        own = id if self._taken[id] == 1 else f"{id} {self._taken[id]}"
         return self.add(PersonRecord(where, own, person, TEXT, camera, role, of, text))
 
     def add(self, record: PersonRecord) -> int:

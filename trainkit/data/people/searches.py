@@ -11,6 +11,7 @@ import numpy as np
 from trainkit import rng
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets, title
+from trainkit.data.people.records import GALLERY, QUERY, SYSU
 from trainkit.errors import UserError, number_of
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT
@@ -35,13 +36,13 @@ def searches(
     where there are none but RGB, RGB images. The gallery is RGB. Raises UserError where one of the two is empty.
     """
     queries = _queries(index, rows, known)
-    gallery = rows[(index.modality[rows] == RGB) & (index.role[rows] != 1)]
+    gallery = rows[(index.modality[rows] == RGB) & (index.role[rows] != QUERY)]
     asking = sum(len(some) for some in queries.values())
     if not asking or not len(gallery):
         found = f"{asking} queries and {len(gallery)} gallery images"
         raise UserError(f"{where} ({index.where})", found, "at least one of each", "check its modalities and roles")
     drawn = {"": (gallery,)}
-    if index.sysu:
+    if index.kind == SYSU:
         drawn = {end: _drawn(index, gallery, *setting) for end, setting in _SYSU.items()}
     place, rule = _camera_rule(index, queries, gallery)
     made = {end: _search(index, queries, galleries, place, rule, where) for end, galleries in drawn.items()}
@@ -57,7 +58,7 @@ def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> di
         there[rows[np.isin(index.modality[rows], known)]] = there[-1] = True
         lists = {name: some[there[some].all(1)].astype(np.int64) for name, some in index.lists.items()}
         return {name: some for name, some in lists.items() if len(some)}
-    asks = rows[(index.role[rows] != 2) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
+    asks = rows[(index.role[rows] != GALLERY) & (index.person[rows] >= 0) & np.isin(index.modality[rows], known)]
     person, modality = index.person[asks], index.modality[asks]
     wanted = subsets(tuple(MODALITIES[m] for m in known)) or [(RGB,)]
     # Row -1 stays that: it looks up the entry behind the last.
@@ -146,8 +147,8 @@ def _search(
         queries={name: row_of[some] for name, some in queries.items()},
         ids=tuple(index.ids[row] for row in rows.tolist()),
         groups=dict(sorted(groups.items())),
-        by_person=index.sysu,
-        hides="place" if index.sysu else "person",
+        by_person=index.kind == SYSU,
+        hides="place" if index.kind == SYSU else "person",
         rule=rule,
     )
     return rows, search
@@ -163,7 +164,7 @@ def _camera_rule(index: PeopleIndex, queries: Mapping[str, np.ndarray], gallery:
     Where that would leave no query a match, as with one camera in all, nothing is ignored.
     """
     own = np.asarray(index.place, np.int64)
-    if index.sysu:
+    if index.kind == SYSU:
         return own, "gallery images of anybody from the place of a query are ignored"
     place = own if (own >= 0).any() else np.where(index.modality == TEXT, -1, index.camera).astype(np.int64)
     there, hidden = _matches(np.concatenate(list(queries.values())), gallery, index.person, place)

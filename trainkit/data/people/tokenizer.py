@@ -152,13 +152,8 @@ class Captions:
     def make(self) -> Tokens:
         """Make the tokenizer. Raises UserError where the file is not what is needed."""
         if self.file is not None:
-            return _clip(locate(self.file), self.length)
+            return Clip(locate(self.file), self.length)
         return Words(self.vocabulary, self.length, self.rule)
-
-
-@functools.lru_cache(maxsize=4)
-def _clip(file: Path, length: int) -> Clip:
-    return Clip(file, length)
 
 
 def table(tokens: Tokens, texts: Sequence[str]) -> np.ndarray:
