@@ -149,15 +149,18 @@ class Shared:
     examples: list[str]
 
 
-def leaks(train: Held, scored: Held) -> list[Shared]:
-    """Return subjects and contents of a set to be evaluated that are in the training set; empty where none are."""
+def leaks(train: Held, scored: Held, whose: str = "data.train") -> list[Shared]:
+    """Return subjects and contents of a set to be evaluated that are in the training set; empty where none are.
+
+    `whose` is how the other set is called, where that is another one.
+    """
     found = []
     if both := sorted(train.subjects & scored.subjects):
-        said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in data.train: {few(both)}"
+        said = f"{len(both)} of its {len(scored.subjects)} {scored.kind} are in {whose}: {few(both)}"
         found.append(Shared("subjects", len(both), said, both))
     if len(pairs := copies(scored.prints, train.prints)):
         words = sample_names(scored, train, pairs)
-        said = f"{len(words)} of its {len(scored)} {scored.noun} are in data.train: {few(words)}"
+        said = f"{len(words)} of its {len(scored)} {scored.noun} are in {whose}: {few(words)}"
         found.append(Shared("copies", len(words), said, words))
     return found
 
