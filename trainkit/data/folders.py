@@ -6,7 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path, PurePosixPath
 
 from trainkit.errors import UserError, listing, number_of
@@ -152,41 +152,39 @@ class Listing:
 
     def __init__(self, root: Path):
         self.root = root
-        self._names: dict[str, frozenset[str]] = {}
-        self._files: dict[str, frozenset[str]] = {}
-        self._links: dict[str, frozenset[str]] = {}
+        self._there: dict[str, dict[str, os.DirEntry[str]]] = {}
         self._out: dict[str, bool] = {}
 
-    def names(self, folder: str) -> frozenset[str]:
+    def names(self, folder: str) -> Set[str]:
         """Return the names in a folder; none where it is not there. Raises UserError where it cannot be read."""
-        if folder not in self._names:
+        return self._entries(folder).keys()
+
+    def _entries(self, folder: str) -> dict[str, os.DirEntry[str]]:
+        if folder not in self._there:
             place = f"{self.root}/{folder}"
             try:
                 with os.scandir(place) as entries:
-                    there = [(entry.name, entry.is_file(), entry.is_symlink()) for entry in entries]
+                    self._there[folder] = {entry.name: entry for entry in entries}
             except (FileNotFoundError, NotADirectoryError):
-                there = []
+                self._there[folder] = {}
             except OSError as error:
                 found = f"cannot be read ({error.strerror or error})"
                 raise UserError(place, found, "a folder of images") from None
-            self._names[folder] = frozenset(name for name, _, _ in there)
-            self._files[folder] = frozenset(name for name, is_file, _ in there if is_file)
-            self._links[folder] = frozenset(name for name, _, is_link in there if is_link)
-        return self._names[folder]
+        return self._there[folder]
 
     def has_file(self, path: str) -> bool:
         """Return whether there is a file at a path."""
         folder, _, name = path.rpartition("/")
-        return name in self.names(folder) and name in self._files[folder]
+        entry = self._entries(folder).get(name)
+        return entry is not None and entry.is_file()
 
     def leads_out(self, path: str) -> bool:
         """Return whether a link on the way to a file leads out of the root: each folder is asked once."""
         folder, _, name = path.rpartition("/")
         if folder not in self._out:
             self._out[folder] = leads_out(self.root, folder)
-        return self._out[folder] or (
-            name in self.names(folder) and name in self._links[folder] and leads_out(self.root, path)
-        )
+        entry = self._entries(folder).get(name)
+        return self._out[folder] or (entry is not None and entry.is_symlink() and leads_out(self.root, path))
 
 
 def listed_path(name: str, root: Path) -> str | None:
