@@ -254,7 +254,7 @@ def test_labels_axes_and_grids_that_differ_are_refused(tmp_path, train):
 
     fails("labels x, y, z", pack(tmp_path / "names", people(2, "q"), first=50, names=("background", "x", "y", "z")))
     fails(
-        r"slices from bottom to top; expected slices from back to front",
+        r"slices from feet to head; expected those of data\.train: from back to front",
         pack(tmp_path / "axes", people(2, "q"), first=50, axes="zyx"),
     )
     fails("resampled to 3x2x2 mm", pack(tmp_path / "grid", people(2, "q"), first=50, spacing=(3.0, 2.0, 2.0)))

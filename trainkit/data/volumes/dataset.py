@@ -35,7 +35,6 @@ SAMPLES = {"orbits": "trainkit.data.synthetic.orbits"}
 PATCH_LIMIT = 1 << 28
 """Most voxels of a patch; 645 along each axis."""
 
-_ACROSS = {"x": "left to right", "y": "back to front", "z": "bottom to top"}
 _ALIKE = 1.5
 """Factor between two spacings up to which nothing is said."""
 _FIXED = 0
@@ -180,9 +179,9 @@ class Volumes:
         if said is not None and label_names.classes_named(said, "data.names").names != found.names:
             key = "data.labels" if self.labels else "data.names"
             raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(said, 20)} ({key})", again)
-        asked = found.preparation.spacing
-        if self.spacing is not None and not _same(asked, self.spacing):
-            raise UserError(where, f"volumes {_grid(asked)}", f"{_grid(self.spacing)} (data.spacing)", again)
+        grid = _grid(found.preparation.spacing)
+        if self.spacing is not None and grid != _grid(self.spacing):
+            raise UserError(where, f"volumes {grid}", f"{_grid(self.spacing)} (data.spacing)", again)
         for info in found.infos() if self.patient is not None else ():
             matched = re.search(self.patient or "", info.id)
             if matched is None or matched.group(1) != info.patient:
@@ -276,31 +275,26 @@ def _sample(text: str) -> ModuleType:
 
 
 def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
-    """Raise UserError where a set to be evaluated differs from the training set in labels, axes or grid."""
-    place = f"{where} ({other.manifest['made_from'] or other.path})"
-    if other.names != train.names:
-        found, expected = (few(one.names[1:], 20) for one in (other, train))
-        raise UserError(place, f"labels {found}", f"those of data.train: {expected}", "set data.names for both sets")
-    if other.axes != train.axes:
-        found, expected = (f"slices from {_ACROSS[one.axes[0]]}" for one in (other, train))
-        raise UserError(place, found, f"{expected}, as in data.train", "use the axes of the training set")
-    if other.channel_names != train.channel_names:
-        found, expected = (few(one.channel_names, 20) or "none" for one in (other, train))
-        raise UserError(
-            place, f"channels {found}", f"those of data.train: {expected}", "give them the same names in dataset.json"
-        )
-    if not _same(other.preparation.spacing, train.preparation.spacing):
-        found, expected = (_grid(one.preparation.spacing) for one in (other, train))
-        raise UserError(place, f"volumes {found}", f"{expected}, as in data.train", "import both sets in the same way")
+    """Raise UserError where a set to be evaluated differs from the training set in labels, axes, channels or grid."""
+
+    def facts(data: PackedVolumes) -> dict[str, str]:
+        return {
+            "labels": few(data.names[1:], 20),
+            "slices": f"from {fingerprint.ACROSS[data.axes[0]]}",
+            "channels": few(data.channel_names, 20) or "without names",
+            "volumes": _grid(data.preparation.spacing),
+        }
+
+    expected = facts(train)
+    for word, found in facts(other).items():
+        if found != expected[word]:
+            place = f"{where} ({other.manifest['made_from'] or other.path})"
+            remedy = "name labels and channels of both in one way (data.names, dataset.json), or import both anew"
+            raise UserError(place, f"{word} {found}", f"those of data.train: {expected[word]}", remedy)
 
 
 def _by(numbers: Iterable[int]) -> str:
     return "x".join(map(str, numbers))
-
-
-def _same(one: tuple[float, ...] | None, other: tuple[float, ...] | None) -> bool:
-    """Return whether two spacings that were asked for are one."""
-    return one is other or (one is not None and other is not None and np.allclose(one, other, rtol=1e-4, atol=0))
 
 
 def _grid(spacing: Iterable[float] | None) -> str:

@@ -19,7 +19,9 @@ from trainkit.terminal import aligned
 _NAMED = 20
 _OFF = 0.1
 """Share by which a spacing differs from the median to be called odd."""
-_WORLD = {"x": "left to right", "y": "back to front", "z": "feet to head"}
+ACROSS = {"x": "left to right", "y": "back to front", "z": "feet to head"}
+"""Where slices run across each axis of the world."""
+
 _INTENSITIES = {
     "lowest": "lowest intensity",
     "clip_low": "0.5th percentile",
@@ -54,7 +56,7 @@ def describe(names: Sequence[str], infos: Sequence[CaseInfo], how: Preparation, 
     """Tabulate a set: shape, spacing and intensities over the cases, of each channel where there are several, then each
     organ's size."""
     patients = number_of(len({info.patient for info in infos}), "patients")
-    slices = f"{PLANES[how.axes]} slices (axes {how.axes}: depth runs {_WORLD[how.axes[0]]})"
+    slices = f"{PLANES[how.axes]} slices (axes {how.axes}: depth runs {ACROSS[how.axes[0]]})"
     resampled = "not resampled" if how.spacing is None else f"resampled to {by(how.spacing)} mm"
     sides = [f"{side} ({axis})" for side, axis in zip(("depth", "height", "width"), how.axes, strict=True)]
     rows: list[tuple[str, Sequence[float]]] = [

@@ -25,37 +25,28 @@ from trainkit.interfaces import IGNORED
 
 def info(path: Path | str) -> dict[str, Json]:
     """Describe a set of volumes, packed or as files (from their headers alone), by words for its properties."""
-    path, more = Path(path), {}
+    path = Path(path)
     if volume_store.is_packed(path):
         data = PackedVolumes(path)
-        where, kind, names, channels = (
-            str(data.path),
-            data.manifest.get("made_from", ""),
-            data.names,
-            data.channel_names,
-        )
-        patients, count, axes, digest = data.patients(), len(data), data.axes, {"digest": data.digest}
-        shapes, spacings = [case.shape for case in data.infos()], [case.spacing for case in data.infos()]
+        facts = {"path": str(data.path), "made from": data.manifest.get("made_from", ""), "cases": len(data)}
+        facts |= {"patients": len(set(data.patients())), "bytes": data.bytes, "digest": data.digest}
+        names, channels = data.names, data.channel_names
     else:
         source = sources.open_volumes(path, labelled=False)
         pairs, bad = importer.read_headers(source)
-        where, kind, names = source.where, source.kind, source.names or ()
-        patients, count, digest = [case.patient for case in source.cases], len(source.cases), {}
-        more = {"labelled": sum(case.label is not None for case in source.cases), "unusable": len(bad)}
-        more["left out"] = len(source.left_out)
-        channels = importer.channel_names(source, pairs) if pairs else ()
-        axes = importer.order(pair.image for pair in pairs) if pairs else "zyx"
-        grids = [volume_grid.orientation(pair.image.affine, axes) for pair in pairs]
-        spacings = [grid.spacing(pair.image) for grid, pair in zip(grids, pairs, strict=True)]
-        shapes = [[pair.image.shape[axis] for axis in grid.order] for grid, pair in zip(grids, pairs, strict=True)]
-    facts: dict[str, Json] = {"path": where, "made from": kind, "cases": count, "patients": len(set(patients)), **more}
-    facts |= {"labels": ", ".join(f"{number} {name}" for number, name in enumerate(names))} if names else {}
-    facts |= {"channels": ", ".join(channels)} if channels else {}
-    if shapes:
-        middle = np.median(shapes, axis=0).tolist(), np.median(spacings, axis=0).tolist()
-        facts["axes"] = f"{axes} ({PLANES[axes]} slices)"
-        facts["median"] = f"{by(middle[0], '.0f')} voxels of {by(middle[1], '.4g')} mm"
-    return {**facts, **digest}
+        facts = {"path": source.where, "made from": source.kind, "cases": len(source.cases)}
+        facts |= {"labelled": sum(case.label is not None for case in source.cases)}
+        facts |= {"unusable": len(bad), "left out": len(source.left_out)}
+        names, channels = source.names or (), importer.channel_names(source, pairs) if pairs else ()
+        if pairs:
+            axes = importer.order(pair.image for pair in pairs)
+            grids = [(volume_grid.orientation(pair.image.affine, axes), pair.image) for pair in pairs]
+            shape = np.median([[header.shape[axis] for axis in grid.order] for grid, header in grids], axis=0)
+            spacing = np.median([grid.spacing(header) for grid, header in grids], axis=0)
+            median = f"{by(shape.tolist(), '.0f')} voxels of {by(spacing.tolist(), '.4g')} mm in the median"
+            facts["volumes"] = f"{median}, {PLANES[axes]} slices (axes {axes})"
+    facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+    return facts | ({"channels": ", ".join(channels)} if channels else {})
 
 
 def described(path: Path | str) -> list[str]:
