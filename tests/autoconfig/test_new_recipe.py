@@ -269,7 +269,7 @@ def test_data_that_a_recipe_cannot_learn_from_is_refused_before_anything_is_writ
     assert "loose: 1 image, in no folder of a class; expected" in refused("convnext", "loose")
     assert "a built-in set" in refused("convnext", "sample:objects")
     assert refused("convnext", "").startswith("--data: nothing; expected a folder")
-    assert "hf://me/set: a set of the hub; volumes are read from files" in refused("hippocampus", "hf://me/set")
+    assert "a folder: volumes are read from files" in refused("hippocampus", "hf://me/set")
 
 
 @pytest.mark.parametrize("recipe", ["convnext", "face_teacher_lfw", "reid", "segment", "hippocampus"])

@@ -322,7 +322,7 @@ def test_a_progress_bar_costs_twice_as_much_when_drawn_twice_as_often():
 
 
 def block(rate: float, gb: float) -> Block:
-    return Block(1, 1, int(1000 * rate), 1000.0, {}, (), (), gb)
+    return Block(1, int(1000 * rate), 1000.0, (), gb)
 
 
 def test_a_switch_compares_rates_and_memory_in_their_own_direction(monkeypatch):

@@ -72,36 +72,10 @@ def child(monkeypatch, tmp_path, said: list[dict], *words: str) -> list[dict]:
 def test_losses_of_a_paced_training_are_those_of_an_ordinary_one(monkeypatch, tmp_path, store):
     told = child(monkeypatch, tmp_path, [{"do": "go", "steps": 3}, {"do": "go", "steps": 4}])
     found = [loss for answer in told if "block" in answer for loss in answer["block"]["losses"]]
-    assert [answer["block"]["first"] for answer in told[1:]] == [1, 2, 5]
+    assert [answer["block"]["steps"] for answer in told[1:]] == [1, 3, 4]
     assert [answer["block"]["samples"] for answer in told[1:]] == [16, 48, 64]
     plain = run("log.every=1 step", "evaluations={}", "best=null", "train.length=8 steps")
     assert found == pytest.approx(plain.series("train/loss"), rel=1e-6)
-
-
-def test_phases_partition_a_block_and_waiting_is_in_none(monkeypatch, tmp_path):
-    at: list[float] = []
-
-    class Slow(io.StringIO):
-        def readline(self):
-            time.sleep(0.2)
-            at.append(time.perf_counter())
-            return super().readline()
-
-    told: list[dict] = []
-
-    def tell(answer: dict) -> None:
-        told.append(dict(answer, at=time.perf_counter()))
-
-    monkeypatch.setenv("TRAINKIT_PACED", str(tmp_path))
-    monkeypatch.setattr(sys, "stdin", Slow('{"do": "go", "steps": 5}\n'))
-    stepping_child.run([str(TOY), "--plugin=toy"], time.time(), tell)
-    block = told[-1]["block"]
-    assert set(block["phases"]) == {"data", "transfer", "forward", "backward", "optimizer", "eval", "checkpoint", "log"}
-    assert block["seconds"] == pytest.approx(sum(block["phases"].values()))
-    # Whether a checkpoint is being written, or outputs of a teacher are to be computed again, is asked once.
-    assert block["phases"]["eval"] + block["phases"]["checkpoint"] < 0.1
-    assert len(block["each"]) == 5 and sum(block["each"]) <= block["seconds"] + 1e-6
-    assert block["seconds"] <= told[-1]["at"] - at[0], "waiting for the parent was counted"
 
 
 def test_an_evaluation_leaves_the_training_as_it_was(monkeypatch, tmp_path):
@@ -313,7 +287,7 @@ class Fake:
         set_ = [f"{key}={value}" for key, value in self.words.items()]
         off = 1 + sum(drift for word, drift in Fake.world.get("drifts", {}).items() if word in set_)
         losses = tuple(off * (2 - 0.01 * k) for k in range(first, self.at + 1))
-        return Block(first, updates, samples, seconds, {}, losses, (seconds / updates,) * updates, 0.5)
+        return Block(updates, samples, seconds, losses, 0.5)
 
     def go(self, updates: int) -> Block:
         assert self in Fake.alive, "a child that was closed"

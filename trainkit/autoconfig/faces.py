@@ -36,7 +36,6 @@ MANY = 200
 
 def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `faces`: people to train on, and pairs of other people."""
-    fitting.refuse_sample(text)
     fitting.refuse(text, "images of people")
     text = taken(fitted, text)
     opened = functools.partial(open_source, nested=False, columns=fitted.columns)

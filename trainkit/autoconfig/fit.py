@@ -193,32 +193,28 @@ def as_named(path: Path) -> str:
     return path.relative_to(root).as_posix() if path != root and path.is_relative_to(root) else str(path)
 
 
-def refuse_sample(data: str) -> None:
-    """Raise UserError where the data is a built-in set."""
-    if data.startswith(sources.SAMPLE):
-        raise UserError(
-            data, "a built-in set", "a folder or a set of the hub", "copy a recipe that uses it, without --data"
-        )
+def refuse(text: str, expected: str, *, own: str = "") -> None:
+    """Raise UserError for a built-in set, and for data of a kind that other recipes are for.
 
-
-def refuse_hub(data: str, kind: str) -> None:
-    """Raise UserError where the data is a set of the hub, for a kind that is read from files."""
-    if hub.is_hub(data):
-        raise UserError(data, f"a set of the hub; {kind} are read from files", "a folder", "download it first")
-
-
-def refuse(text: str, expected: str, *, volumes: bool = True, scenes: bool = True) -> None:
-    """Raise UserError where a folder is of volumes, or of images with masks, which other recipes are for."""
+    `own` is the kind that is fitted: `volumes` or `scenes`; volumes are read from files alone.
+    """
     from trainkit.data.scenes import verify
     from trainkit.data.volumes import sources as volume_sources
 
-    place = None if hub.is_hub(text) or text.startswith(sources.SAMPLE) else sources.split_of(locate(text))[0]
-    if place is None or not place.is_dir():
+    if text.startswith(sources.SAMPLE):
+        remedy = "copy a recipe that uses it, without --data"
+        raise UserError(text, "a built-in set", "a folder or a set of the hub", remedy)
+    if hub.is_hub(text):
+        if own == "volumes":
+            raise UserError(text, "a set of the hub", "a folder: volumes are read from files", "download it first")
         return
-    if volumes and (found := volume_sources.a_volume(place)) is not None:
+    place = sources.split_of(locate(text))[0]
+    if not place.is_dir():
+        return
+    if own != "volumes" and (found := volume_sources.a_volume(place)) is not None:
         remedy = "move the volumes away, or copy tom500 or hippocampus"
         raise UserError(str(found), "a volume (NIfTI)", expected, remedy)
-    if scenes and verify.holds_scenes(place):
+    if own != "scenes" and verify.holds_scenes(place):
         raise UserError(text, "holds images with masks", expected, "copy segment or camvid instead")
 
 

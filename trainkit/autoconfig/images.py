@@ -128,7 +128,6 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 
 def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `images`: a classifier or an embedding of classes."""
-    fitting.refuse_sample(text)
     fitting.refuse(text, "images of classes")
     text = taken(fitted, text)
     opened = functools.partial(open_source, columns=fitted.columns)

@@ -72,7 +72,7 @@ def people(fitted: Fitted, recipe: Recipe, text: str) -> None:
 
 def _derived(text: str) -> str:
     """A folder of folders of photographs as what is derived from them; others as they are."""
-    if text.startswith(("sample:", DERIVED)) or "#" in text or hub.is_hub(text):
+    if text.startswith(DERIVED) or "#" in text or hub.is_hub(text):
         return text
     place = locate(text)
     if not place.is_dir() or index_in(place) is not None:

@@ -59,7 +59,7 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at",
 
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `scenes`. Of a set without splits a fifth is evaluated, by lists beside the recipe."""
-    fit.refuse(text, "images with masks", scenes=False)
+    fit.refuse(text, "images with masks", own="scenes")
     if hub.is_hub(text):
         hub.download(text)
     opened = functools.partial(scene_sources.open_scenes, columns=fitted.columns)

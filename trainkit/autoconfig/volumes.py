@@ -70,9 +70,7 @@ def look(source: VolumeSource) -> Looked:
 def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `volumes`. Of a set without splits a fold is held out."""
     block = cast(Volumes, recipe.data)
-    fit.refuse_sample(text)
-    fit.refuse_hub(text, "volumes")
-    fit.refuse(text, "volumes (NIfTI)", volumes=False)
+    fit.refuse(text, "volumes (NIfTI)", own="volumes")
     train, sets = fit.parts(text, lambda name: sources.open_volumes(locate(name)))
     source = sources.open_volumes(locate(train))
     looked = look(source)

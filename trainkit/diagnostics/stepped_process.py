@@ -42,18 +42,12 @@ _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 class Block:
     """Consecutive steps, and their times."""
 
-    first: int
-    """Number of the first of them, from 1."""
     steps: int
     samples: int
     seconds: float
     """Wall-clock of the main thread, the device waited for at the end."""
-    phases: Mapping[str, float]
-    """The same by phase of `clock.PHASES`, but for `setup`."""
     losses: tuple[float, ...]
     """Mean training loss of each step."""
-    each: tuple[float, ...]
-    """Seconds of each step, of the last 4,096."""
     memory_gb: float
     """Peak of the CUDA allocator in these steps; on a CPU the private memory of the process and its workers after."""
 
@@ -253,8 +247,7 @@ class SteppedProcess:
         return answer
 
     def _block(self, answer: Mapping[str, Any]) -> Block:
-        block = dict(answer["block"])
-        return Block(**{**block, "losses": tuple(block["losses"]), "each": tuple(block["each"])})
+        return Block(**{**answer["block"], "losses": tuple(answer["block"]["losses"])})
 
     def _gone(self) -> SteppedProcessError:
         try:

@@ -57,29 +57,23 @@ class _Session:
 
     def __init__(self, trainer: Trainer, whole: Recipe, tell: Tell):
         self._trainer, self._whole, self._tell = trainer, whole, tell
-        self._mark = dict.fromkeys(trainer.clock.seconds, 0.0)
 
     def go(self, steps: int) -> dict[str, Any]:
         """Run this many steps, with what is due after each; returns their `Block`."""
         trainer = self._trainer
         losses: list[list[tuple[torch.Tensor, Any]]] = []
-        first = trainer.state.step + 1
-        trainer.clock.to("optimizer")
+        if trainer.runtime.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(trainer.runtime.device)
+        began = time.perf_counter()
         for _ in range(steps):
             losses.append(_copied(trainer.step()))
             trainer.after_step()
         trainer.runtime.synchronize()
-        trainer.clock.to("setup")
-        seconds = trainer.clock.seconds
-        phases = {phase: s - self._mark[phase] for phase, s in seconds.items() if phase != "setup"}
         block = Block(
-            first=first,
             steps=steps,
             samples=steps * trainer.plan.batch_size,
-            seconds=sum(phases.values()),
-            phases=phases,
+            seconds=time.perf_counter() - began,
             losses=tuple(map(_mean, losses)),
-            each=tuple(trainer.clock.recent(steps).seconds.tolist()),
             memory_gb=_memory_gb(trainer.runtime),
         )
         return {"block": asdict(block)}
@@ -87,8 +81,6 @@ class _Session:
     def obey(self, word: Mapping[str, Any]) -> None:
         """Serve a request of the parent."""
         if word["do"] == "go":
-            _reset_peak(self._trainer.runtime)
-            self._mark = dict(self._trainer.clock.seconds)
             self._tell(self.go(word["steps"]))
         else:
             self._tell(self._evaluate(word["name"], word["most"]))
@@ -158,11 +150,6 @@ def _facts(runtime: Runtime) -> dict[str, Any]:
         "compiles": cannot_compile(runtime.device.type),
         "cores": cores(),
     }
-
-
-def _reset_peak(runtime: Runtime) -> None:
-    if runtime.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(runtime.device)
 
 
 def _memory_gb(runtime: Runtime) -> float:
