@@ -118,6 +118,7 @@ def test_a_preflight_leaves_no_run_behind_and_says_what_it_found(capsys, quick):
         "memory",
         "epoch",
         "forecast:",
+        "cost        ",
         "finished",
         "loader alone",
         "model alone",

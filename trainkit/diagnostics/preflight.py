@@ -28,7 +28,7 @@ from trainkit.environment.process import peak_memory
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import Dataset
 from trainkit.paths import recipe_word
-from trainkit.speed import bottleneck
+from trainkit.speed import bottleneck, cost
 from trainkit.speed.clock import STEP, Steps
 from trainkit.speed.eta import Forecast, checkpoint_cost, mean_step
 from trainkit.speed.limits import ThroughputLimits, rate_words
@@ -72,6 +72,8 @@ class Tried:
     """Greatest memory of the device; on a CPU the resident set of the process."""
     left_gb: float
     """Memory of the device, or the machine, that is left."""
+    hourly: Mapping[str, float]
+    """What an hour of the training is charged for: `cost/core_hours`, `cost/gpu_hours`."""
     verdict: Sequence[str]
     """Throughput as a share of its upper bound, and what takes the time, in sentences."""
 
@@ -157,6 +159,7 @@ def fly(
         building=building,
         peak_gb=peak,
         left_gb=left,
+        hourly=cost.allotted(runtime),
         verdict=bottleneck.describe(evidence, bottleneck.judge(evidence), named),
     )
 
@@ -239,6 +242,11 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
         f"epoch       {_span(cut.steps_per_epoch * expected.step_s)} for {cut.steps_per_epoch:,} steps",
         expected.describe(),
     ]
+    hours = expected.total() / 3600
+    charged = (
+        f"{each * hours:.3g} {name.removeprefix(cost.PREFIX).replace('_', ' ')}" for name, each in tried.hourly.items()
+    )
+    lines.append(f"cost        {', '.join(charged)}")
     low, high = expected.interval
     now = time.time()
     ends = [time.strftime("%Y-%m-%d %H:%M", time.localtime(now + seconds)) for seconds in (low, high)]
