@@ -346,7 +346,7 @@ def test_a_whole_training_with_fewer_evaluations_is_computed(monkeypatch):
     bench = made((0.5, 0.5), "toy", guides={"toy": Guide(title="toy", small=("toy",))}, folder=PLUGIN, plugins=("toy",))
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setattr(Bench, "chosen", lambda self, guide: (PLUGIN / "toy.yaml", ""))
-    bench._ready["toy"] = Ready(0.0, 4, True, {})
+    bench._ready["toy"] = Ready(4, True, {})
     bench._evaluations["toy", "val"] = 3.0, True
     found = Whole(evaluation="", every=("1 epoch", "2 epochs"), length="10 epochs")(bench, "toy")
     # 40 updates of half a second; ten evaluations of 3 s, or five.
