@@ -1,6 +1,5 @@
 """The data block `scenes`: what is opened, what batches hold, how sets are scored, and what is refused."""
 
-import functools
 import pickle
 from types import SimpleNamespace
 
@@ -14,13 +13,13 @@ from runs import environment
 from trainkit.config import validation
 from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
-from trainkit.data import import_images
 from trainkit.data.augment import Distort
 from trainkit.data.scenes import dataset
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.boundary_distance import STEP, Distance, distances_once
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import SceneCrops, SceneSet
+from trainkit.data.storage import image_store
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, Data
 
@@ -170,7 +169,7 @@ def test_pictures_of_several_sizes_are_scored_one_by_one(tmp_path):
 
 @pytest.mark.parametrize("store", ["decoded", "encoded"])
 def test_crops_of_picture_mask_and_distances_are_of_one_place(tmp_path, store, monkeypatch):
-    monkeypatch.setattr(import_images, "pack_once", functools.partial(import_images.pack_once, store=store))
+    monkeypatch.setattr(image_store, "DECODED_LIMIT", 1 << 31 if store == "decoded" else 0)
     size = (40, 60)
     home = sets.camvid(tmp_path / "a", 5, size)
     for n in range(5):
