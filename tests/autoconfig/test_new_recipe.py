@@ -332,7 +332,7 @@ def test_what_was_asked_of_the_old_scores_is_left_out_or_marked(here):
 def test_a_word_that_is_neither_a_recipe_nor_a_run_is_answered_with_the_nearest_recipe(here):
     said = CliRunner().invoke(main.main, ["cp", "convnet", "mine.yaml"])
     assert said.exit_code == 2
-    assert "'convnet': neither a recipe nor a run; did you mean the recipe convnext?" in said.output
+    assert "'convnet': neither a recipe nor a run; trainkit ls lists recipes" in said.output
 
 
 def test_classes_may_be_called_anything_that_a_folder_may(here):

@@ -386,13 +386,13 @@ def test_intervals_are_over_patients_where_rows_have_them():
 
 def test_rows_that_cannot_stand_together_are_said():
     one, two = rows(0, 3, 0), rows(1, 3, 2)
-    assert fold_rows.pool({}, {"v": [one, two]}).notes == (
-        "v: no table of all folds; the same samples are evaluated in several folds",
-    )
+    assert fold_rows.pool({}, {"v": [one, two]}).notes == {
+        "v": "v: no table of all folds; the same samples are evaluated in several folds"
+    }
     patches = [{**part, "id": np.array([part["id"][0]] * 3)} for part in (rows(0, 3, 0), rows(1, 3, 3))]
     assert len(fold_rows.pool({}, {"v": patches}).tables["v"]["fold"]) == 6
-    assert "not every run kept its rows" in fold_rows.pool({}, {"v": [one, None]}).notes[0]
-    assert "have no `id`" in fold_rows.pool({}, {"v": [one, {"x": np.ones(2)}]}).notes[0]
+    assert "not every run kept its rows" in fold_rows.pool({}, {"v": [one, None]}).notes["v"]
+    assert "have no `id`" in fold_rows.pool({}, {"v": [one, {"x": np.ones(2)}]}).notes["v"]
     text = {**rows(1, 3, 3), "age": np.array(["old", None, "young"], object)}
     joined = fold_rows.pool({}, {"v": [one, text]}).tables["v"]
     assert joined["age"].tolist() == [50.0, 50.0, 50.0, "old", None, "young"]

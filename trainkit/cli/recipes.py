@@ -199,15 +199,13 @@ def cp(
 
 
 def _run(word: str) -> RunFolder:
-    """Find a run. Raises UserError that suggests a recipe with a similar name."""
-    from trainkit.config.validation import nearest
+    """Find a run. Raises UserError for a word that is no run either."""
     from trainkit.tracking.store import Store
 
     try:
         return Store.locate().find(word)
     except UserError as error:
-        near = nearest(word, [file.stem for file in shipped("recipes").glob("*.yaml")])
-        remedy = f"did you mean the recipe {near}?" if near else f"trainkit ls lists recipes; for runs: {error.remedy}"
+        remedy = f"trainkit ls lists recipes; for runs: {error.remedy}"
         raise UserError(repr(word), "neither a recipe nor a run", remedy=remedy) from None
 
 

@@ -23,8 +23,8 @@ class Pooled:
     """Evaluation to the rows of all folds, each sample once, with the column `fold`."""
     scores: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     """Scores over the samples of all folds together, and the ends of their 95 % intervals."""
-    notes: tuple[str, ...] = ()
-    """Reasons why an evaluation has no table."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """Reason why an evaluation has no table, by its name."""
 
 
 def pool(scores: Mapping[str, Sequence[float]], rows: Mapping[str, Sequence[Columns | None]]) -> Pooled:
@@ -34,19 +34,19 @@ def pool(scores: Mapping[str, Sequence[float]], rows: Mapping[str, Sequence[Colu
     units of the evaluation. Rows are combined only if no `id` is in two folds: otherwise a set that all folds share
     would count several times.
     """
-    tables, pooled, notes = {}, {}, []
+    tables, pooled, notes = {}, {}, {}
     for name, kept in rows.items():
         parts = [part for part in kept if part is not None]
         if len(parts) < len(kept):
-            notes.append(f"{name}: no table of all folds; not every run kept its rows")
+            notes[name] = f"{name}: no table of all folds; not every run kept its rows"
             continue
         if any("id" not in part for part in parts):
-            notes.append(f"{name}: no table of all folds; its rows have no `id`")
+            notes[name] = f"{name}: no table of all folds; its rows have no `id`"
             continue
         ids = np.concatenate([part["id"] for part in parts])
         # Within a fold rows may share an id: patches of one case.
         if sum(len(set(part["id"].tolist())) for part in parts) > len(set(ids.tolist())):
-            notes.append(f"{name}: no table of all folds; the same samples are evaluated in several folds")
+            notes[name] = f"{name}: no table of all folds; the same samples are evaluated in several folds"
             continue
         shared = [key for key in parts[0] if all(key in part for part in parts)]
         fold = np.repeat(np.arange(len(parts)), [len(part["id"]) for part in parts])
@@ -61,7 +61,7 @@ def pool(scores: Mapping[str, Sequence[float]], rows: Mapping[str, Sequence[Colu
         for score, value in whole.items():
             found = intervals.get(score)
             pooled[f"{name}/{score}"] = (value, found.low, found.high) if found else (value, math.nan, math.nan)
-    return Pooled(tables, pooled, tuple(notes))
+    return Pooled(tables, pooled, notes)
 
 
 def _joined(columns: Sequence[np.ndarray]) -> np.ndarray:

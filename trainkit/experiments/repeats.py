@@ -27,16 +27,102 @@ from trainkit.tracking import journal
 
 _MEASURED = ("speed/", "time/")
 """Beginnings of scores that depend on the machine and have no spread of their own."""
-_NONE = (math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True)
-class Seeds(RunGroup):
+class Repetition(RunGroup):
+    """Several runs of a recipe whose scores are summed up. A subclass says what varies, and how sure the scores are."""
+
+    key: ClassVar[str]
+    """The key of the recipe that varies."""
+    metric: ClassVar[str]
+    """Beginning of the metrics of intervals: `seeds/val/top1_low`."""
+    ends: ClassVar[tuple[str, ...]]
+    """Endings of these metrics, in the order of `intervals`."""
+    columns: ClassVar[tuple[str, ...]]
+    """Their columns in the table."""
+    heads: ClassVar[tuple[str, ...]]
+    """Their heads in the printed table, where the last two, the ends of the interval, are one."""
+
+    @property
+    def differ(self) -> Sequence[str]:
+        """Keys of the recipe that children may have of their own."""
+        return (self.key,)
+
+    def intervals(
+        self, values: Mapping[str, Sequence[float]], results: Sequence[Result], parent: Parent
+    ) -> tuple[Mapping[str, tuple[float, ...]], Mapping[str, str]]:
+        """Return a value for each of `ends` by score, and a note on each evaluation for which there is one."""
+        raise NotImplementedError
+
+    def conclude(self, results: Sequence[Result], parent: Parent) -> None:
+        """Log mean, standard deviation and interval of each score, and print them as tables."""
+        values, step = final_scores(results)
+        found, notes = self.intervals(values, results, parent)
+        measured = {name for name in values if name.startswith(_MEASURED)}
+        scores = {f"final/{name}": mean(own) for name, own in values.items()}
+        scores |= {f"std/{name}": std(own) for name, own in values.items() if name not in measured}
+        for name in found.keys() - measured:
+            scores |= {f"{self.metric}/{name}{end}": v for end, v in zip(self.ends, found[name], strict=True)}
+        parent.tracker.log(step, scores)
+        columns: dict[str, Any] = {"score": list(values), "mean": list(map(mean, values.values()))}
+        columns["std"] = list(map(std, values.values()))
+        for k, column in enumerate(self.columns):
+            columns[column] = [found[name][k] if name in found else None for name in values]
+        for k, result in enumerate(results):
+            columns[result.child.title.replace(" ", "_")] = [own[k] for own in values.values()]
+        parent.tracker.table(f"tables/{self.word}.csv", columns)
+        lines = [f"{self.recipe.name}, {len(results)} {self.unit}", ""]
+        for evaluation in self.recipe.evaluations:
+            table = self._table(evaluation, values, [result.child.title for result in results], found)
+            note = notes.get(evaluation)
+            lines += [*table, *([note] if note else []), ""] if table else []
+        lines += [f"{result.child.title}  {result.run.name}" for result in results if result.run]
+        parent.conclude("\n".join([*lines, ""]), self._following(results, parent))
+
+    def _table(
+        self,
+        evaluation: str,
+        values: Mapping[str, Sequence[float]],
+        titles: Sequence[str],
+        found: Mapping[str, tuple[float, ...]],
+    ) -> list[str]:
+        """Return the scores of an evaluation in lines: each run, mean, standard deviation and interval."""
+        shown, left_out = chosen(list(values), evaluation)
+        if not shown:
+            return []
+        heads = self.heads if any(name.startswith(f"{evaluation}/") for name in found) else ()
+        table = [[evaluation, *titles, "mean", "std", *heads]]
+        for name in shown:
+            own = found.get(name, (math.nan,) * len(self.ends))
+            centre, spread, *words = numbers([mean(values[name]), std(values[name]), *own])
+            words[-2:] = ["-" if math.isnan(own[-2]) else f"{words[-2]} to {words[-1]}"]
+            row = [name.removeprefix(f"{evaluation}/"), *numbers(values[name]), centre, spread]
+            table.append([*row, *words[: len(heads)]])
+        return [*aligned(table), *([f"and {left_out} more in MLflow"] if left_out else [])]
+
+    def _following(self, results: Sequence[Result], parent: Parent) -> list[tuple[str, str]]:
+        """Return commands that may follow, each with its purpose."""
+        found = [(f"trainkit compare OTHER_RUN {parent.folder.name}", "means and intervals against another run")]
+        known = {result.value: result.run for result in results if result.run and math.isfinite(result.value)}
+        if self.recipe.best is not None and known:
+            best = known[(min if self.recipe.best.lower else max)(known)]
+            found.append((f"trainkit promote {best.name}", "register the child run with the best score"))
+        return found
+
+
+@dataclass(frozen=True)
+class Seeds(Repetition):
     """The runs of a recipe with several seeds."""
 
     word: ClassVar[str] = "seeds"
     kind: ClassVar[str] = "repetition"
     unit: ClassVar[str] = "seeds"
+    key: ClassVar[str] = "seed"
+    metric: ClassVar[str] = "seeds"
+    ends: ClassVar[tuple[str, ...]] = ("_low", "_high")
+    columns: ClassVar[tuple[str, ...]] = ("low", "high")
+    heads: ClassVar[tuple[str, ...]] = ("95 % CI of the mean",)
 
     @classmethod
     def of(cls, request: RunRequest) -> Seeds:
@@ -44,12 +130,7 @@ class Seeds(RunGroup):
         recipe, count = load(request), request.seeds or 0
         if count < 2:
             raise UserError("--seeds", f"{count}", "2 or more", "one run has no spread")
-        return cls(request, _children(request, recipe, "seed", "seed", range(recipe.seed, recipe.seed + count)))
-
-    @property
-    def differ(self) -> Sequence[str]:
-        """Keys of the recipe that children may have of their own."""
-        return ("seed",)
+        return cls(request, _children(request, recipe, "seed", cls.key, range(recipe.seed, recipe.seed + count)))
 
     def check_data(self, digests: Digests) -> None:
         """Raise UserError where the seeds would be evaluated on different data, so that no spread says anything."""
@@ -59,27 +140,25 @@ class Seeds(RunGroup):
             found = f"not comparable: {few(names)} is other data for each seed, drawn by the seed of the training"
             raise UserError("--seeds", found, "the same data for every seed", "draw it by a seed of its own")
 
-    def conclude(self, results: Sequence[Result], parent: Parent) -> None:
-        """Log mean, standard deviation and the interval of the mean of each score."""
-        values, step = final_scores(results)
-        ends = {name: (mean(values[name]), *interval(values[name])) for name in values}
-        own = {name: pair for name, pair in ends.items() if not name.startswith(_MEASURED)}
-        parent.tracker.log(step, {f"seeds/{name}_low": low for name, (_, low, _) in own.items()})
-        parent.tracker.log(step, {f"seeds/{name}_high": high for name, (_, _, high) in own.items()})
-        table = {key: [ends[name][k] for name in values] for k, key in ((1, "low"), (2, "high"))}
-        _summarise(self, values, step, results, parent, table)
-        heads = ("95 % CI of the mean",)
-        tables = {name: _table(name, values, parent.children, heads, ends) for name in self.recipe.evaluations}
-        _say(self, tables, (), results, parent)
+    def intervals(
+        self, values: Mapping[str, Sequence[float]], results: Sequence[Result], parent: Parent
+    ) -> tuple[Mapping[str, tuple[float, ...]], Mapping[str, str]]:
+        """Return the ends of the interval of the mean by score."""
+        return {name: interval(own) for name, own in values.items()}, {}
 
 
 @dataclass(frozen=True)
-class Folds(RunGroup):
+class Folds(Repetition):
     """The runs of a cross-validation: each part of the data is held out once."""
 
     word: ClassVar[str] = "folds"
     kind: ClassVar[str] = "cross-validation"
     unit: ClassVar[str] = "folds"
+    key: ClassVar[str] = "data.fold"
+    metric: ClassVar[str] = "pooled"
+    ends: ClassVar[tuple[str, ...]] = ("", "_low", "_high")
+    columns: ClassVar[tuple[str, ...]] = ("all", "all_low", "all_high")
+    heads: ClassVar[tuple[str, ...]] = ("all", "95 %")
 
     @classmethod
     def of(cls, request: RunRequest) -> Folds:
@@ -88,41 +167,24 @@ class Folds(RunGroup):
         if not isinstance(recipe.data, DividesIntoFolds):
             found = f"the data of {recipe.name}, {kinds.name(recipe.data)}, has no keys `folds` and `fold`"
             raise UserError("--folds", found, "data that divides into folds, such as volumes")
-        if any(word.partition("=")[0].strip() == "data.fold" for word in request.overrides):
+        if any(word.partition("=")[0].strip() == cls.key for word in request.overrides):
             raise UserError("--folds", "data.fold is given too", remedy="leave it out: --folds trains every fold")
         if recipe.data.folds < 2:
             raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "cross-validation needs two parts")
-        return cls(request, _children(request, recipe, "fold", "data.fold", range(recipe.data.folds)))
+        return cls(request, _children(request, recipe, "fold", cls.key, range(recipe.data.folds)))
 
-    @property
-    def differ(self) -> Sequence[str]:
-        """Keys of the recipe that children may have of their own."""
-        return ("data.fold",)
-
-    def conclude(self, results: Sequence[Result], parent: Parent) -> None:
-        """Log mean and standard deviation of each score, and the scores over the samples of all folds."""
-        values, step = final_scores(results)
+    def intervals(
+        self, values: Mapping[str, Sequence[float]], results: Sequence[Result], parent: Parent
+    ) -> tuple[Mapping[str, tuple[float, ...]], Mapping[str, str]]:
+        """Return the scores over the samples of all folds, with their intervals, and keep these samples' rows."""
         runs = [result.run for result in results if result.run is not None]
-        pooled = fold_rows.pool(
-            values, {name: fold_rows.read(runs, name, parent.store) for name in self.recipe.evaluations}
-        )
+        rows = {name: fold_rows.read(runs, name, parent.store) for name in self.recipe.evaluations}
+        pooled = fold_rows.pool(values, rows)
+        notes = dict(pooled.notes)
         for name, table in pooled.tables.items():
             parent.tracker.table(f"rows/{name}_folds.parquet", table)
-        for k, end in enumerate(("", "_low", "_high")):
-            parent.tracker.log(step, {f"pooled/{name}{end}": own[k] for name, own in pooled.scores.items()})
-        ends = {name: pooled.scores.get(name) for name in values}
-        columns = {
-            key: [own and own[k] for own in ends.values()] for k, key in enumerate(("all", "all_low", "all_high"))
-        }
-        _summarise(self, values, step, results, parent, columns)
-        tables = {}
-        for name in self.recipe.evaluations:
-            if name not in pooled.tables:
-                tables[name] = _table(name, values, parent.children, (), {})
-                continue
-            tables[name] = _table(name, values, parent.children, ("all", "95 %"), pooled.scores)
-            tables[name].append(f"all: the {len(pooled.tables[name]['fold'])} samples of all folds, each once")
-        _say(self, tables, pooled.notes, results, parent)
+            notes[name] = f"all: the {len(table['fold'])} samples of all folds, each once"
+        return pooled.scores, notes
 
 
 def _children(request: RunRequest, recipe: Recipe, title: str, key: str, values: range) -> list[Child]:
@@ -180,65 +242,3 @@ def final_scores(results: Sequence[Result]) -> tuple[dict[str, list[float]], int
     names.sort(key=lambda name: best is None or not name.startswith(f"{best.metric.partition('/')[0]}/"))
     values = {name: [own[name].value if name in own else math.nan for own in last] for name in names}
     return values, max((point.step for own in last for point in own.values()), default=0)
-
-
-def _summarise(
-    group: RunGroup,
-    values: Mapping[str, Sequence[float]],
-    step: int,
-    results: Sequence[Result],
-    parent: Parent,
-    more: Mapping[str, list[Any]],
-) -> None:
-    """Log mean and standard deviation of each score, and all scores with `more` columns as a table."""
-    parent.tracker.log(step, {f"final/{name}": mean(own) for name, own in values.items()})
-    spread = {f"std/{name}": std(own) for name, own in values.items() if not name.startswith(_MEASURED)}
-    parent.tracker.log(step, spread)
-    columns: dict[str, Any] = {"score": list(values), "mean": list(map(mean, values.values()))}
-    columns |= {"std": list(map(std, values.values())), **more}
-    for k, result in enumerate(results):
-        columns[result.child.title.replace(" ", "_")] = [own[k] for own in values.values()]
-    parent.tracker.table(f"tables/{group.word}.csv", columns)
-
-
-def _table(
-    evaluation: str,
-    values: Mapping[str, Sequence[float]],
-    runs: Mapping[str, str],
-    heads: Sequence[str],
-    ends: Mapping[str, tuple[float, float, float]],
-) -> list[str]:
-    """Return a table of the scores of an evaluation: each run, mean, standard deviation and, under `heads`, `ends`.
-
-    `ends`: a value and its interval; with one head the interval alone is shown.
-    """
-    shown, left_out = chosen(list(values), evaluation)
-    table = [[evaluation, *runs, "mean", "std", *heads]]
-    for name in shown:
-        centre, spread, *own = numbers([mean(values[name]), std(values[name]), *ends.get(name, _NONE)])
-        both = [own[0], "-" if own[1] == "-" else f"{own[1]} to {own[2]}"]
-        table.append([name.removeprefix(f"{evaluation}/"), *numbers(values[name]), centre, spread])
-        table[-1] += both[len(both) - len(heads) :]
-    lines = aligned(table) if shown else []
-    return [*lines, f"and {left_out} more in MLflow"] if left_out else lines
-
-
-def _say(
-    group: RunGroup,
-    tables: Mapping[str, Sequence[str]],
-    notes: Sequence[str],
-    results: Sequence[Result],
-    parent: Parent,
-) -> None:
-    """Print the tables, the run of each seed or fold, and commands that may follow."""
-    lines = [f"{group.recipe.name}, {len(results)} {group.unit}", ""]
-    for table in tables.values():
-        lines += [*table, ""] if table else []
-    lines += [*notes, *(f"{title}  {name}" for title, name in parent.children.items()), ""]
-    following = [(f"trainkit compare OTHER_RUN {parent.folder.name}", "means and intervals against another run")]
-    if (best := group.recipe.best) is not None:
-        known = {result.value: result.run for result in results if result.run and math.isfinite(result.value)}
-        if known:
-            chosen_run = known[(min if best.lower else max)(known)]
-            following.append((f"trainkit promote {chosen_run.name}", "register the child run with the best score"))
-    parent.conclude("\n".join(lines), following)

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
 from trainkit.config.schema import Recipe
-from trainkit.config.validation import nearest
 from trainkit.errors import UserError
 
 
 def refuse_unknown(*recipes: Recipe) -> None:
-    """Raise UserError, with the nearest names, for the first network or optimizer that timm does not have.
+    """Raise UserError for the first network or optimizer that timm does not have.
 
     timm, which takes seconds to import, is imported only if a recipe names something of it; no network is built. A
     field with `metadata={"timm": PREFIX}` names a network of timm if its value begins with the prefix.
@@ -24,9 +23,8 @@ def refuse_unknown(*recipes: Recipe) -> None:
         if recipe.optim.name.startswith("timm:"):
             from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage] # timm has no __all__
 
-            if (name := recipe.optim.name[5:].lower().rpartition("_")[2]) not in (known := list_optimizers()):
-                near = nearest(name, known)
-                remedy = f"did you mean timm:{near}?" if near else "choose a name from timm.optim.list_optimizers()"
+            if (name := recipe.optim.name[5:].lower().rpartition("_")[2]) not in list_optimizers():
+                remedy = "choose a name from timm.optim.list_optimizers()"
                 raise UserError("optim.name", f"timm has no optimizer {name!r}", remedy=remedy)
 
 
