@@ -189,7 +189,7 @@ def test_a_timm_net_that_does_not_take_the_size_is_refused(side):
             ["task.net={name: bisenetv1, encoder: resnet1x}"],
             r"task\.net\.encoder: .*'resnet1x'; did you mean",
         ),
-        ("convnext", ["optim.name=timm:lam"], r"optim\.name: .*did you mean timm:lamb"),
+        ("convnext", ["optim.name=timm:lam"], r"optim\.name: timm has no optimizer .lam."),
     ],
 )
 def test_a_name_that_timm_lacks_is_refused_before_anything_is_built_or_read(recipe, words, message, monkeypatch):
