@@ -140,6 +140,11 @@ def oval(x: float, y: float, rx: float, ry: float, tilt: float = 0.0, n: int = 2
     return turned(circle(n), np.array([(rx * c, rx * s), (-ry * s, ry * c)])) + np.array((x, y))
 
 
+def box(left: float, top: float, right: float, bottom: float) -> np.ndarray:
+    """Return the corners of an upright rectangle: (4, 2)."""
+    return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+
+
 def points(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return points (n, 2) of their coordinates."""
     return np.array((x, y)).T

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from trainkit.data.synthetic import drawing
-from trainkit.data.synthetic.drawing import Colour, band, circle, mix, oval, points, turned
+from trainkit.data.synthetic.drawing import Colour, band, box, circle, mix, oval, points, turned
 from trainkit.errors import UserError
 
 VERSION = 2
@@ -156,14 +156,13 @@ class _Head:
 
     def outline(self) -> None:
         """Draw clothes, neck, the hair behind the head, the head, a mark and a beard."""
-        who, w, sides = self.who, self.who["width"], np.array([-1, 1])
+        who, w = self.who, self.who["width"]
         self.fill(oval(0, 1.5, 1.0, 0.65), self.rng.uniform(20, 235, 3), -0.35, flat=True)
         long = who["length"] + float(self.rng.uniform(-0.1, 0.1))
         if long > 0.05:
-            self.fill(
-                band(sides * (w + who["volume"]), sides * 0 - 0.1, sides * 0 + long), self.hair * 0.8, -0.15, flat=True
-            )
-        self.fill(band(sides * w * 0.6, sides * 0 + 0.4, sides * 0 + 0.95), self.skin * 0.78, -0.2, flat=True)
+            out = w + who["volume"]
+            self.fill(box(-out, -0.1, out, long), self.hair * 0.8, -0.15, flat=True)
+        self.fill(box(-w * 0.6, 0.4, w * 0.6, 0.95), self.skin * 0.78, -0.2, flat=True)
         self.fill(self.contour(who["volume"], high=0.1), self.hair * 0.8, -0.15, flat=True)
         self.fill(self.contour(0.0), self.skin, 0.08, flat=True)
         if who["beard"] > 0:

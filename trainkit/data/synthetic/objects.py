@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.synthetic import drawing
-from trainkit.data.synthetic.drawing import Canvas, oval, placement
+from trainkit.data.synthetic.drawing import Canvas, box, oval, placement
 
 VERSION = 2
 """Part of the folder's name; raised with any change to what is drawn, so that an old set never passes for a new one."""
@@ -32,7 +32,7 @@ def _fill(of: int, *corners: tuple[float, float]) -> Part:
 
 
 def _box(of: int, left: float, top: float, right: float, bottom: float) -> Part:
-    return of, np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
+    return of, box(left, top, right, bottom)
 
 
 def _oval(of: int, x: float, y: float, rx: float, ry: float) -> Part:
