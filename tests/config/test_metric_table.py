@@ -30,7 +30,6 @@ def test_every_metric_of_a_run_is_defined():
         ("final/speed/samples_per_s", "final/speed/<metric>"),
         ("final/val/top1", "final/<metric>"),
         ("time/eval_val_s", "time/eval_<evaluation>_s"),
-        ("speed/ceiling_eval_val", "speed/ceiling_eval_<evaluation>"),
         ("pooled/val/top1_low", "pooled/<metric>_low"),
         ("sweep/val/top1", "sweep/<metric>"),
         ("system/gpu_1_power_usage_watts", "system/gpu_<n>_power_usage_watts"),

@@ -11,7 +11,7 @@ from trainkit.models.compilation import compile_in_place
 from trainkit.rng import reseed
 from trainkit.speed import device_timeline
 from trainkit.speed.sync_points import Log, cuda_waits
-from trainkit.tracking.system.nvml import Gpus
+from trainkit.tracking.system.load import Load
 from trainkit.training.out_of_memory import is_out_of_memory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -57,11 +57,11 @@ def test_work_that_was_queued_is_timed_on_the_device():
 def test_utilisation_and_memory_of_the_device_are_read():
     pytest.importorskip("pynvml")
     kept = torch.ones(1 << 28, device=DEVICE)  # 1 GiB
-    gpus = Gpus()
-    (read, *_) = gpus.read(set)
-    assert "gpus" not in gpus.absent, gpus.absent
-    named = {**vars(read), **gpus.metrics()}
-    assert any("memory" in name and value and float(value) > 1 for name, value in named.items() if value is not None)
+    load = Load()
+    named = load.metrics(load.read())
+    assert "gpus" not in load.absent, load.absent
+    assert named["system/gpu_0_memory_usage_megabytes"] > 1000
+    assert {"system/gpu_0_utilization_percentage", "system/gpu_0_power_usage_watts"} <= named.keys()
     del kept
 
 

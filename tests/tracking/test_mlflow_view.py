@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import trackers
 
-from trainkit.tracking import mlflow_view
 from trainkit.tracking.store import Store
 
 pytestmark = pytest.mark.usefixtures("store")

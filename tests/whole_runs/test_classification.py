@@ -33,7 +33,7 @@ def words(pictures, **changes: str) -> list[str]:
         "data.evaluate": f"{{val: {pictures}/val}}",
         "data.image_size": f"{SIDE}",
         "data.augment": "{name: timm, auto_augment: rand-m9-mstd0.5-inc1, re_prob: 0.25}",
-        "data.sampling": "{down: 2.0}",
+        "data.sampling": "balanced",
         "task.net": "{model: test_convnext3, args: {patch_size: 2}, drop_path: 0.2, dropout: 0.1}",
         "task.mix": "{mixup: 0.8, cutmix: 1.0}",
         "optim.layer_decay": "0.8",

@@ -55,7 +55,8 @@ def test_a_training_keeps_the_lowest_loss_and_mlflow_is_told(store, tmp_path):
     assert best.best_weights(ran.folder.path).parent.name == f"step-{step:09d}"
     experiment = Store.locate().client().get_experiment_by_name("convnext")
     assert experiment.tags["mlflow.experiment.primaryMetric.greaterIsBetter"] == "False"
-    assert promote._candidate(Store.locate(), ran.folder, Promote()).rank == -value
+    candidate = promote._candidate(Store.locate(), ran.folder, Promote())
+    assert (candidate.value, candidate.lower) == (value, True)
     other = run(*words(tmp_path, optim__lr="1e-6"), recipe=RECIPE)
     better = min((ran, other), key=lambda each: lowest(each)[1]).folder
     assert lowest(other)[1] != value and Store.locate().find("best") == better

@@ -10,7 +10,7 @@ from trainkit.data import hub, sources
 from trainkit.data.formats import table_files
 from trainkit.data.formats.table_files import SUFFIXES, Cell
 from trainkit.data.people import layouts, modalities
-from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, QUERY, Records
+from trainkit.data.people.records import DISTRACTOR, EITHER, GALLERY, LONGEST, QUERY, Records
 from trainkit.data.record import Columns
 from trainkit.data.table import open_table
 from trainkit.errors import UserError, few
@@ -155,4 +155,6 @@ def _cell(where: str, column: str, value: Cell) -> str:
         return str(int(value))
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise UserError(where, f"{column} {value!r}"[:200], "text or a whole number")
-    return str(value).strip()
+    if len(text := str(value)) > LONGEST:  # before it waits: a parquet file may hold one long text for every row
+        raise UserError(where, f"{column} of {len(text):,} characters", f"at most {LONGEST:,}")
+    return text.strip()

@@ -205,11 +205,13 @@ def read_merges(file: Path) -> list[tuple[str, str]]:
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
             data = stream.read(MERGES_LIMIT + 1)
-        lines = data.decode().rstrip("\n").split("\n")[1 : MERGES + 1]
+        if len(data) > MERGES_LIMIT:
+            raise UserError(str(file), f"more than {MERGES_LIMIT} bytes", make)
+        lines = data.decode().rstrip("\n").split("\n", MERGES + 1)[1 : MERGES + 1]
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(str(file), f"cannot be read ({error})"[:200], make) from None
-    if len(data) > MERGES_LIMIT or not lines:
-        raise UserError(str(file), f"{len(data)} bytes or more, {len(lines)} pairs", make)
+    if not lines:
+        raise UserError(str(file), "no pairs", make)
     pairs: list[tuple[str, str]] = []
     known = set(_letters().values()) | {unit + _LAST for unit in _letters().values()}
     for number, line in enumerate(lines, start=2):

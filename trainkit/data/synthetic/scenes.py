@@ -11,7 +11,7 @@ code runs and that a network beats the commonest class of each place; nothing ab
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -45,7 +45,7 @@ Plan = tuple[int, float, Callable[..., None], tuple[float | str, ...]]
 Place = tuple[float, float]
 Point = tuple[float, float, float]
 # Shape, middle and half width, bottom and top in heights of the thing, its colours, label.
-_FIGURES: dict[str, list[tuple[str, float, float, float, float, Colours, int]]] = {
+_FIGURES: dict[str, Sequence[tuple[str, float, float, float, float, Colours, int]]] = {
     "tree": [("rect", 0, 0.03, 0, 0.6, ((84, 70, 58), (110, 100, 90)), PLANTS)] + [
         ("oval", x, r, z - r, z + r, ((70, 100, 40), (92, 116, 52), (124, 120, 50), (150, 104, 48)), PLANTS)
         for x, r, z in ((-0.2, 0.14, 0.5), (0.2, 0.15, 0.55), (0, 0.17, 0.5), (-0.15, 0.16, 0.72), (0.17, 0.14, 0.75),
