@@ -98,17 +98,21 @@ WORDS_AND_SECONDS = (
 @pytest.mark.parametrize("recipe", ["convnext", "face_teacher", "segment", "tom500", "reid"])
 @pytest.mark.parametrize("verb", ["check", "run", "preflight"])
 def test_an_error_in_a_recipe_is_told_before_torch_is_imported(recipe, verb, tmp_path):
+    libraries = "import resource, numpy, pydantic, click, yaml; u = resource.getrusage(resource.RUSAGE_SELF)"
     seconds = []
     for _ in range(3):
+        # On a machine with other work the same imports take more CPU time.
+        least = float(command("-c", f"{libraries}; print(u.ru_utime + u.ru_stime)", cwd=tmp_path).stdout)
         words = ("-c", WORDS_AND_SECONDS, verb, str(ROOT / "recipes" / f"{recipe}.yaml"))
         done = command(*words, "data.nosuch=1", "optim.lr=fast", cwd=tmp_path, PYTHONPATH=str(ROOT))
         assert done.returncode == 2 and "data.nosuch" in done.stderr and "found 'fast'" in done.stderr
         torch, used = done.stdout.split()
         assert torch == "False"
-        seconds.append(float(used))
-        if verb != "check" or seconds[-1] < 0.6:
+        seconds.append((float(used), least))
+        if float(used) < max(0.6, 4 * least):
             break
-    assert min(seconds) < (0.6 if verb == "check" else 2), seconds
+    else:
+        pytest.fail(f"CPU seconds, and those of the libraries alone: {seconds}")
 
 
 def test_runs_and_recipes_are_shown_and_listed_without_torch(store, tmp_path):
