@@ -156,5 +156,5 @@ def _cell(where: str, column: str, value: Cell) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise UserError(where, f"{column} {value!r}"[:200], "text or a whole number")
     if len(text := str(value)) > LONGEST:  # before it waits: a parquet file may hold one long text for every row
-        raise UserError(where, f"{column} of {len(text):,} characters", f"at most {LONGEST:,}")
+        raise UserError(where, f"a record of more than {LONGEST:,} characters", "shorter names and captions")
     return text.strip()

@@ -211,7 +211,7 @@ def read_merges(file: Path) -> list[tuple[str, str]]:
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(str(file), f"cannot be read ({error})"[:200], make) from None
     if not lines:
-        raise UserError(str(file), "no pairs", make)
+        raise UserError(str(file), "0 pairs", make)
     pairs: list[tuple[str, str]] = []
     known = set(_letters().values()) | {unit + _LAST for unit in _letters().values()}
     for number, line in enumerate(lines, start=2):
