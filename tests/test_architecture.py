@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import connected_components
 PACKAGE = ROOT / "trainkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TOP = {
-    "__init__", "api", "errors", "evaluation_protocols", "files", "interfaces", "lazy_torch", "paths", "redact", "rng",
+    "__init__", "api", "errors", "evaluation_protocols", "files", "interfaces", "paths", "redact", "rng",
     "run", "tensors", "terminal",
 }  # fmt: skip
 HOMES = {"accelerate": {"distributed"}, "click": {"cli"}, "matplotlib": {"plots"},

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, run
 
 import numpy as np
 
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 _WORD, _GOLDEN_INT = 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15
 _GOLDEN = np.uint64(_GOLDEN_INT)

@@ -1,13 +1,35 @@
-"""Tensors that are sharded, their precision and cosines, and operations over many. torch is imported in use."""
+"""torch, imported where it is first used; sharded tensors, their precision and cosines, and operations over many.
+
+Importing torch takes seconds, and reading a recipe needs none of it: modules that define blocks of recipes take `torch`
+and `F` from here. Networks, which inherit from `nn.Module`, import torch itself.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+
+class _Module:
+    """Stands for a module, and imports it when something of it is asked for."""
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # whoever inspects or copies this does not use torch
+            raise AttributeError(attribute)
+        return getattr(sys.modules.get(self._name) or importlib.import_module(self._name), attribute)
+
 
 if TYPE_CHECKING:
     import torch
+    import torch.nn.functional as F
     from torch import Tensor
+else:
+    torch, F = _Module("torch"), _Module("torch.nn.functional")
 
 
 def full_tensor(x: Tensor) -> Tensor:
@@ -24,23 +46,16 @@ def local_part(x: Tensor) -> Tensor:
 
 def wide(device: torch.device) -> torch.dtype:
     """Return the widest floating-point type of a device: float64, but on MPS, which has none, float32."""
-    import torch
-
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Return half precision as float32; float32 and float64 as they are."""
-    import torch
-
     return x if x.dtype == torch.float64 else x.float()
 
 
 def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
     """Return cosines (B, C) within [-1, 1], in float32 or wider, also under autocast."""
-    import torch
-    import torch.nn.functional as F
-
     # At scale 64 the eight bits of bfloat16 would move a logit by a quarter.
     with torch.autocast(x_BD.device.type, enabled=False):
         return F.linear(F.normalize(at_least_float32(x_BD)), F.normalize(at_least_float32(centre_CD))).clamp(-1, 1)
@@ -48,8 +63,6 @@ def cosines(x_BD: Tensor, centre_CD: Tensor) -> Tensor:
 
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done what it was given; a CPU always has."""
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":
@@ -66,20 +79,14 @@ def total(values: Iterable[Tensor | float]) -> Tensor | float:
 
 def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
     """Return the length of each tensor."""
-    import torch
-
     return list(torch._foreach_norm(tensors))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def foreach_mul_(tensors: list[Tensor], factor: Tensor | list[Tensor]) -> None:
     """Multiply tensors in place, all by one factor or each by its own."""
-    import torch
-
     torch._foreach_mul_(tensors, factor)  # pyright: ignore[reportPrivateImportUsage, reportCallIssue, reportArgumentType]
 
 
 def foreach_lerp_(tensors: list[Tensor], to: list[Tensor], weight: float) -> None:
     """Move tensors towards others in place, by a share of the way."""
-    import torch
-
     torch._foreach_lerp_(tensors, to, weight)  # pyright: ignore[reportPrivateImportUsage]

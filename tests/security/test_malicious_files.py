@@ -603,7 +603,7 @@ REASONS = {
         )),
     },
     "a package that the command line names: it is trusted": {"config/loader.py importlib.import_module"},
-    "torch, by a name in its source": {"lazy_torch.py importlib.import_module"},
+    "torch, by a name in its source": {"tensors.py importlib.import_module"},
 }  # fmt: skip
 """Why no payload is laid before a call."""
 OTHER_DOORS = {

@@ -19,8 +19,7 @@ from pydantic import Field
 from trainkit import rng
 from trainkit.config.ranges import MANY, Factor, Fraction, FractionAboveZero, Ratio
 from trainkit.data import clahe
-from trainkit.lazy_torch import torch
-from trainkit.tensors import wide
+from trainkit.tensors import torch, wide
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -106,7 +107,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class RunGroup:
+class RunGroup(ABC):
     """Several runs that belong together. A subclass says how they are chosen and summed up."""
 
     request: RunRequest
@@ -127,9 +128,9 @@ class RunGroup:
         return self.children[0].recipe
 
     @property
+    @abstractmethod
     def differ(self) -> Sequence[str]:
         """Keys of the recipe that children may have of their own; blocks too."""
-        raise NotImplementedError
 
     @property
     def size(self) -> int:
@@ -147,19 +148,19 @@ class RunGroup:
         words = [*(loader.digest(child.recipe) for child in self.children), *self.identity]
         return hashlib.sha256("\n".join(words).encode()).hexdigest()
 
-    def check_data(self, digests: Digests) -> None:
+    def check_data(self, digests: Digests) -> None:  # noqa: B027 - most groups take any data
         """Raise UserError for data on which the runs cannot be summed up."""
 
     def child(self, results: Sequence[Result], runtime: Runtime) -> Child:
         """Return the child to train after these results."""
         return self.children[len(results)]
 
-    def log(self, results: Sequence[Result], parent: Parent) -> None:
+    def log(self, results: Sequence[Result], parent: Parent) -> None:  # noqa: B027 - most groups have nothing to log
         """Log what follows from the newest result."""
 
+    @abstractmethod
     def conclude(self, results: Sequence[Result], parent: Parent) -> None:
         """Sum up the results in the parent run and in the terminal, on the first process."""
-        raise NotImplementedError
 
 
 def train_group(group: RunGroup, runtime: Runtime, store: Store, train: Train) -> str:

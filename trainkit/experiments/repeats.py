@@ -8,6 +8,7 @@ over all samples, each of which was held out once (`fold_rows`).
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -49,11 +50,11 @@ class Repetition(RunGroup):
         """Keys of the recipe that children may have of their own."""
         return (self.key,)
 
+    @abstractmethod
     def intervals(
         self, values: Mapping[str, Sequence[float]], results: Sequence[Result], parent: Parent
     ) -> tuple[Mapping[str, tuple[float, ...]], Mapping[str, str]]:
         """Return a value for each of `ends` by score, and a note on each evaluation for which there is one."""
-        raise NotImplementedError
 
     def conclude(self, results: Sequence[Result], parent: Parent) -> None:
         """Log mean, standard deviation and interval of each score, and print them as tables."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

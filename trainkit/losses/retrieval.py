@@ -22,8 +22,7 @@ from pydantic import Field
 
 from trainkit.config.ranges import FractionBelowOne, Positive
 from trainkit.interfaces import MODALITIES
-from trainkit.lazy_torch import F, torch
-from trainkit.tensors import at_least_float32, cosines
+from trainkit.tensors import F, at_least_float32, cosines, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,9 +23,8 @@ from pydantic import Field
 
 from trainkit.config.ranges import FractionAboveZero, FractionBetween, NotNegative, Positive
 from trainkit.interfaces import IGNORED
-from trainkit.lazy_torch import F, torch
 from trainkit.losses.class_weights import class_weights
-from trainkit.tensors import at_least_float32, wide
+from trainkit.tensors import F, at_least_float32, torch, wide
 
 if TYPE_CHECKING:
     from torch import Tensor

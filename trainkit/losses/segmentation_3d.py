@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Literal
 
 from trainkit.config.ranges import NotNegative, Positive
 from trainkit.interfaces import IGNORED
-from trainkit.lazy_torch import F, torch
 from trainkit.losses.class_weights import class_weights
-from trainkit.tensors import at_least_float32
+from trainkit.tensors import F, at_least_float32, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ import numpy as np
 
 from trainkit.evaluation_protocols import Classes, Inspection, Separation
 from trainkit.interfaces import Baseline, Batch, Rows, Split
-from trainkit.lazy_torch import F, torch
+from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

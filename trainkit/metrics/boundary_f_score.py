@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from trainkit.interfaces import IGNORED, Rows
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

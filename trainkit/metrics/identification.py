@@ -10,11 +10,11 @@ import numpy as np
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification
 from trainkit.interfaces import Scores
-from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.classification import chance_level
 from trainkit.metrics.significance import Units
 from trainkit.metrics.verification import as_array, refuse_nonfinite
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,8 +14,8 @@ import numpy as np
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Templates
 from trainkit.interfaces import Scores
-from trainkit.lazy_torch import torch
 from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

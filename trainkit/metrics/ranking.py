@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from trainkit.evaluation_protocols import Search
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 LENGTH = 2.0**26
 """Vectors are scaled to this length and rounded to whole numbers. No sum of products can then pass 2**53, so float64

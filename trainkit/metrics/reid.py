@@ -15,7 +15,6 @@ from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Columns, ImageSplit, Scores, Split
-from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.classification import chance_level
 from trainkit.metrics.ranking import (
@@ -33,6 +32,7 @@ from trainkit.metrics.ranking import (
 )
 from trainkit.metrics.significance import Units, nan_mean
 from trainkit.metrics.verification import as_array, refuse_nonfinite
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,12 +16,12 @@ import numpy as np
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
 from trainkit.interfaces import IGNORED, Columns, ImageSplit, Rows, Scores, Split
-from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.boundary_f_score import COUNTS
 from trainkit.metrics.segmentation_3d import metric_words
 from trainkit.metrics.significance import Units, nan_mean, percentile_interval
 from trainkit.metrics.verification import as_array, nan_to_none
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

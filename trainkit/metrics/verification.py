@@ -16,9 +16,9 @@ import numpy as np
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs
 from trainkit.interfaces import Scores
-from trainkit.lazy_torch import torch
 from trainkit.metrics import significance
 from trainkit.metrics.significance import Units
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -255,9 +255,11 @@ def _throughput(e: Evidence) -> str:
     text = f"Throughput: {rate_words(rate)} samples/s"
     if (c := e.limits) is not None and c.loader and c.model:
         least, part = min((c.loader, "loader"), (c.model, "model"))
-        least = max(least, rate)  # what was measured alone, while others were at work, is no bound then
         bound = f"the {part} alone ({rate_words(least)} samples/s)"
-        text += f", {_percent(rate / least)} of the upper bound of {bound}"
+        if rate <= least:
+            text += f", {_percent(rate / least)} of the upper bound of {bound}"
+        else:
+            text += f", more than was measured for {bound}: measure again with log.ceilings=measure"
     text += "."
     if len(e.steps):
         p10, p50, p99 = (_ms(1e3 * s) for s in np.percentile(e.steps.seconds, [10, 50, 99]))

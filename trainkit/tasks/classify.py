@@ -30,11 +30,11 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
-from trainkit.lazy_torch import F, torch
 from trainkit.losses.class_weights import class_weights
 from trainkit.metrics import baselines, measured
 from trainkit.metrics import score as metrics
 from trainkit.models.network_specs import Network
+from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -26,12 +26,12 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
-from trainkit.lazy_torch import torch
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin_specs import AdaFace, ArcFace, MarginOrNone
 from trainkit.metrics import baselines, measured
 from trainkit.metrics import score as metrics
 from trainkit.models.network_specs import Net, TimmSpec, embedding_of, weights_of
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -30,13 +30,13 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
-from trainkit.lazy_torch import F, torch
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
 from trainkit.metrics import measured
 from trainkit.metrics.reid import score_search
 from trainkit.models.network_specs import ReidSpec, required_weights
 from trainkit.tasks.embed import batch_accuracy
+from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -28,13 +28,13 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
-from trainkit.lazy_torch import F, torch
 from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
 from trainkit.metrics import baselines, boundary_f_score, measured
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_2d as scenes
 from trainkit.models.segmentation_specs import Norm, PointSpec, SceneNetSpec, source_of
+from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -29,13 +29,13 @@ from trainkit.interfaces import (
     Split,
     StepContext,
 )
-from trainkit.lazy_torch import torch
 from trainkit.losses import segmentation_3d as losses
 from trainkit.losses.segmentation_3d import SegmentationLoss
 from trainkit.metrics import baselines, measured, surface_distance
 from trainkit.metrics import score as metrics
 from trainkit.metrics import segmentation_3d as segmentation
 from trainkit.models.segmentation_specs import VolumeNet, WindowWeight, source_of
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

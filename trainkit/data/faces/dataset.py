@@ -25,8 +25,8 @@ from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs, Protocol
 from trainkit.interfaces import Batch, Dataset, DatasetInfo
-from trainkit.lazy_torch import torch
 from trainkit.paths import locate
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

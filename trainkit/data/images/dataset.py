@@ -34,8 +34,8 @@ from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
 from trainkit.interfaces import Batch, Dataset, DatasetInfo, RowOrder
-from trainkit.lazy_torch import torch
 from trainkit.paths import locate
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -32,7 +32,7 @@ from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Dataset, DatasetInfo
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from trainkit import rng
 from trainkit.config.ranges import Fraction, Ratio
 from trainkit.data import augment
 from trainkit.data.augment import Distort, Light
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

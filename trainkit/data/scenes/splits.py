@@ -21,7 +21,7 @@ from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes as ScenesProtocol
 from trainkit.interfaces import IGNORED, Batch
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from trainkit.data.volumes import augment_intensity, augment_spatial
 from trainkit.data.volumes.augment_intensity import BiasField, Blur, Brightness, Contrast, Gamma, LowResolution, Noise
 from trainkit.data.volumes.augment_spatial import Draws, Rotate, Scale
 from trainkit.errors import UserError
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

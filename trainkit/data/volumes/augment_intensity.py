@@ -14,8 +14,7 @@ from trainkit.config.ranges import Factor, Fraction
 from trainkit.data.augment import check_order
 from trainkit.data.volumes import augment_spatial
 from trainkit.data.volumes.augment_spatial import Draws
-from trainkit.lazy_torch import torch
-from trainkit.tensors import wide
+from trainkit.tensors import torch, wide
 
 if TYPE_CHECKING:
     from torch import Tensor

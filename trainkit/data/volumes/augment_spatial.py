@@ -13,7 +13,7 @@ from pydantic import Field
 from trainkit import rng
 from trainkit.config.ranges import Fraction
 from trainkit.data.augment import check_order
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

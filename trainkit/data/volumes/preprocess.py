@@ -20,7 +20,7 @@ import numpy as np
 
 from trainkit.data.formats import nifti_header, volume_grid
 from trainkit.errors import UserError
-from trainkit.lazy_torch import F, torch
+from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
 from trainkit.interfaces import Batch, Split
-from trainkit.lazy_torch import torch
+from trainkit.tensors import torch
 
 
 @dataclass(frozen=True, eq=False)

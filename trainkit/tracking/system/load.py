@@ -117,7 +117,7 @@ class Load:
     def _read_bytes(self, process: psutil.Process) -> int:
         try:
             return process.io_counters().read_bytes
-        except (psutil.AccessDenied, OSError, AttributeError, NotImplementedError):
+        except (psutil.AccessDenied, OSError, AttributeError):
             if process is self._process:
                 self.absent["read_mb_s"] = "not counted by this operating system, or no permission"
             return 0
