@@ -33,6 +33,8 @@ WHERE = "data.sampler"
 
 CHUNK = 256
 """Blocks that are drawn at once when batches are asked for one after another: a call of numpy costs 1 us or more."""
+FIRST = 8
+"""Blocks that are drawn at once where nobody has asked for the ones before."""
 
 _Runs = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Start, size, quota and number of records in runs of cells."""
@@ -200,11 +202,12 @@ class Draw:
     def update(self, number: int, together: int) -> np.ndarray:
         """Draw the rows of update `number` of `together` blocks, counted over all epochs, int64 (together * P * K,).
 
-        They are drawn in chunks, across the ends of epochs, for those who ask for one after another.
+        Asked for one after another they are drawn in chunks, across the ends of epochs.
         """
         kept, begin, chunk = self._kept
         if kept != together or not begin <= number < begin + len(chunk):
-            count = max(1, CHUNK // together)
+            follows = number == 0 or (kept == together and number == begin + len(chunk))
+            count = max(1, (CHUNK if follows else FIRST) // together)
             begin, chunk = number, self.blocks(number * together, count * together, together).reshape(count, -1)
             self._kept = together, begin, chunk
         return chunk[number - begin]
@@ -259,11 +262,16 @@ class Draw:
         if isinstance(self.spec, PK):
             return self._take(*_run(bounds[:, :1], bounds[:, -1:], np.arange(each), each), turn)
         if ends is None:
-            first = self._take(*_run(bounds[:, :1], bounds[:, 1:2], np.arange(1), 1), turn)
-        else:
-            rgb = bounds[:, 1:2] - bounds[:, :1]
-            anchor = unit[:, None] - (ends[place].astype(np.int64)[:, None] - rgb)
-            first, turn = bounds[:, :1] + anchor, turn * rgb + anchor
+            # RGB and the others in one: half of the calls, and the permutation is most of the work.
+            first = _run(bounds[:, :1], bounds[:, 1:2], np.arange(1), 1)
+            start, size, quota, which = (np.empty((len(unit), each), np.int64) for _ in range(4))
+            others = self._others(bounds, turn, each - 1)
+            for run, one, rest in zip((start, size, quota, which), first, others, strict=True):
+                run[:, :1], run[:, 1:] = one, rest
+            return self._take(start, size, quota, which, turn)
+        rgb = bounds[:, 1:2] - bounds[:, :1]
+        anchor = unit[:, None] - (ends[place].astype(np.int64)[:, None] - rgb)
+        first, turn = bounds[:, :1] + anchor, turn * rgb + anchor
         others = self._take(*self._others(bounds, turn, each - 1), turn)
         if self._captions is not None:
             others = self._with_own(others, first[:, 0], bounds, turn[:, 0], *self._captions)
