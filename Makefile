@@ -2,7 +2,7 @@
 # make test   the default tests;  make test-all  the slow ones too
 # make test-lowest, make test-newest   the default tests with the lowest and the newest versions that pyproject.toml
 #                                      allows, each in an environment of its own (.venv-lowest, .venv-newest)
-# make soak   every promise of docs/project/reliability.md with many trials, hours of them; SOAK=--resume goes on with one
+# make soak   every guarantee of docs/project/reliability.md with many trials, hours of them; SOAK=words for pytest
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  7 rounds, written to docs/project/performance.md
 # make gpu    what trainkit does on a GPU, into docs/project/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
 #             PART=equality|memory|speed|claims does one part, of 8 minutes; all without it
@@ -35,7 +35,7 @@ test-lowest test-newest: test-%:
 	$(VENV)-$*/bin/python -m pytest
 
 soak: $(READY)
-	$(BIN)/python tests/support/soak.py --write docs/project/reliability.md $(SOAK)
+	$(BIN)/python -m pytest -m 'slow or not slow' --soak $(SOAK)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 3

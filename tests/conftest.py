@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,11 +33,31 @@ hypothesis.settings.load_profile("tests")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-pytest_plugins = ("promise_trials",)
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden from the recipes")
+    parser.addoption("--soak", action="store_true", help="only tests that make trials, with many of them")
+    parser.addoption("--seeds", type=lambda text: [int(word) for word in text.split(",")], help="these trials: 17,23")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a soak, keep the tests that make trials, and give each half a day."""
+    if config.getoption("--soak"):
+        items[:] = [item for item in items if "trials" in getattr(item, "fixturenames", ())]
+        for item in items:
+            item.add_marker(pytest.mark.timeout(12 * 3600), append=False)
+
+
+@pytest.fixture
+def trials(request: pytest.FixtureRequest) -> Callable[[int, int], Iterator[int]]:
+    """Yield seeds of trials: `few`, in a soak `many`; of a test that failed the last one printed."""
+
+    def seeds(few: int, many: int) -> Iterator[int]:
+        for seed in request.config.getoption("--seeds") or range(many if request.config.getoption("--soak") else few):
+            print(f"trial {seed}", flush=True)
+            yield seed
+
+    return seeds
 
 
 @pytest.fixture(scope="session")

@@ -224,39 +224,37 @@ def one_of_the_two_is_whole(folder: Path) -> bool:
     ("scenario", "cut_short"),
     [pytest.param(*s, marks=[pytest.mark.slow] if i else [], id=NAMES[i]) for i, s in enumerate(SCENARIOS)],
 )
-def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(promise, scratch, scenario, cut_short):
+def test_killed_at_any_system_call_a_whole_checkpoint_is_left_and_cleaned_up(scratch, scenario, cut_short):
     start, calls = template(scratch, cut_short), calls_of(scenario, template(scratch / "counted", cut_short))
     assert calls > 25, "the faults never reached the writer"
-    text = "killed at every system call of a save: a complete checkpoint is left, and nothing else"
-    for n in promise.trials("K1", text, of=range(1, calls + 1)):
-        with promise.trial(n):
-            folder = scratch / str(n)
-            shutil.copytree(start, folder)
-            child = os.fork()
-            if child == 0:
+    for n in range(1, calls + 1):
+        folder = scratch / str(n)
+        shutil.copytree(start, folder)
+        child = os.fork()
+        if child == 0:
 
-                def die(count: int, name: str, call: Callable, *args, n=n):
-                    if count < n:
-                        return call()
-                    if name == "write":
-                        call(args[0], args[1][: len(args[1]) // 2])
-                    os.kill(os.getpid(), signal.SIGKILL)
+            def die(count: int, name: str, call: Callable, *args, n=n):
+                if count < n:
+                    return call()
+                if name == "write":
+                    call(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
 
-                storage.os = verification.os = store.os = Faulty(die)
-                try:
-                    scenario(folder)
-                finally:
-                    os._exit(0)
-            _, status = os.waitpid(child, 0)
-            assert one_of_the_two_is_whole(folder), f"nothing whole is left after a kill at call {n}"
-            removed = storage.clean(folder)
-            assert one_of_the_two_is_whole(folder) and not any(map(os.path.exists, removed))
-            left = [name for name in os.listdir(folder) if not re.fullmatch(r"step-\d{9}", name)]
-            assert left == [], f"not cleaned up after a kill at call {n}"
-            assert os.WIFSIGNALED(status), "the fault was never reached"
-            if n % 7 == 0:  # and a later save goes through
+            storage.os = verification.os = store.os = Faulty(die)
+            try:
                 scenario(folder)
-                assert one_of_the_two_is_whole(folder)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert one_of_the_two_is_whole(folder), f"nothing whole is left after a kill at call {n}"
+        removed = storage.clean(folder)
+        assert one_of_the_two_is_whole(folder) and not any(map(os.path.exists, removed))
+        left = [name for name in os.listdir(folder) if not re.fullmatch(r"step-\d{9}", name)]
+        assert left == [], f"not cleaned up after a kill at call {n}"
+        assert os.WIFSIGNALED(status), "the fault was never reached"
+        if n % 7 == 0:  # and a later save goes through
+            scenario(folder)
+            assert one_of_the_two_is_whole(folder)
 
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR, errno.EROFS]
@@ -264,39 +262,35 @@ ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES, errno.EINTR, errn
 
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "from then on"])
 @every_scenario
-def test_an_error_of_any_system_call_costs_no_older_checkpoint(
-    promise, scratch, monkeypatch, scenario, cut_short, lasting
-):
+def test_an_error_of_any_system_call_costs_no_older_checkpoint(scratch, monkeypatch, scenario, cut_short, lasting):
     start, calls = template(scratch, cut_short), calls_of(scenario, template(scratch / "counted", cut_short))
     raised = []
-    text = f"an error in every system call of a save, {'once' if not lasting else 'and in all that follow'}"
-    for n in promise.trials("K2", f"{text}: older checkpoints are intact", of=range(1, calls + 1)):
-        with promise.trial(n):
-            folder = scratch / str(n)
-            shutil.copytree(start, folder)
+    for n in range(1, calls + 1):
+        folder = scratch / str(n)
+        shutil.copytree(start, folder)
 
-            def fail(count: int, name: str, call: Callable, *args, n=n):
-                if count == n or (lasting and count > n):
-                    if name == "close":
-                        call()
-                    raise OSError(ERRORS[n % len(ERRORS)], os.strerror(ERRORS[n % len(ERRORS)]))
-                return call()
+        def fail(count: int, name: str, call: Callable, *args, n=n):
+            if count == n or (lasting and count > n):
+                if name == "close":
+                    call()
+                raise OSError(ERRORS[n % len(ERRORS)], os.strerror(ERRORS[n % len(ERRORS)]))
+            return call()
 
-            faulty = Faulty(fail)
-            with monkeypatch.context() as patched:
-                for module in (storage, verification, store):
-                    patched.setattr(module, "os", faulty)
-                try:
-                    scenario(folder)
-                except CheckpointError as error:
-                    raised.append(n)
-                    assert str(folder) in str(error)
-            assert one_of_the_two_is_whole(folder), f"nothing whole is left after an error at call {n}"
-            if not lasting:
-                assert not [name for name in os.listdir(folder) if name.startswith(".tmp")], f"litter after call {n}"
-                # A best checkpoint is looked for by its own name.
-                assert all((folder / name[:14]).exists() for name in os.listdir(folder) if name.endswith(".old"))
-            assert faulty.count >= n, "the fault was never reached"
+        faulty = Faulty(fail)
+        with monkeypatch.context() as patched:
+            for module in (storage, verification, store):
+                patched.setattr(module, "os", faulty)
+            try:
+                scenario(folder)
+            except CheckpointError as error:
+                raised.append(n)
+                assert str(folder) in str(error)
+        assert one_of_the_two_is_whole(folder), f"nothing whole is left after an error at call {n}"
+        if not lasting:
+            assert not [name for name in os.listdir(folder) if name.startswith(".tmp")], f"litter after call {n}"
+            # A best checkpoint is looked for by its own name.
+            assert all((folder / name[:14]).exists() for name in os.listdir(folder) if name.endswith(".old"))
+        assert faulty.count >= n, "the fault was never reached"
     assert len(raised) > 25
 
 

@@ -106,18 +106,15 @@ def idle(monkeypatch, tmp_path, store):
     return tmp_path
 
 
-def test_any_words_in_any_environment_end_in_a_sentence(promise, idle):
+def test_any_words_in_any_environment_end_in_a_sentence(trials, idle):
     before = sorted(os.listdir(ROOT))
-    for seed in promise.trials(
-        "F3", "any command line ends with a documented exit code and no traceback", few=80, many=20_000
-    ):
-        with promise.trial(seed):
-            verb, words, environment = drawn(random.Random(f"words {seed}"))
-            done = CliRunner().invoke(main.main, [*verb, *words], env=environment)
-            shown = f"{environment} trainkit {' '.join(verb)} {words}\n{done.output}"
-            assert done.exit_code in CODES, shown
-            assert "Traceback" not in done.output, shown
-            assert max(map(len, done.output.splitlines()), default=0) < 12_000, "a line that floods the terminal"
+    for seed in trials(80, 20000):
+        verb, words, environment = drawn(random.Random(f"words {seed}"))
+        done = CliRunner().invoke(main.main, [*verb, *words], env=environment)
+        shown = f"{environment} trainkit {' '.join(verb)} {words}\n{done.output}"
+        assert done.exit_code in CODES, shown
+        assert "Traceback" not in done.output, shown
+        assert max(map(len, done.output.splitlines()), default=0) < 12_000, "a line that floods the terminal"
     assert sorted(os.listdir(ROOT)) == before
 
 
@@ -128,12 +125,11 @@ def test_a_name_that_no_disk_can_hold_is_said_to_be_too_long(idle, words):
     assert "File name too long; give a shorter one" in done.output
 
 
-def test_any_words_for_the_command_behind_the_launcher(promise, idle):
-    for seed in promise.trials("F3", "any arguments of run.py end with a documented exit code", few=40, many=5_000):
-        with promise.trial(seed):
-            _, words, environment = drawn(random.Random(f"run {seed}"))
-            done = CliRunner().invoke(train.run, words, env=environment)
-            assert done.exit_code in CODES and "Traceback" not in done.output, f"{environment} {words}\n{done.output}"
+def test_any_words_for_the_command_behind_the_launcher(trials, idle):
+    for seed in trials(40, 5000):
+        _, words, environment = drawn(random.Random(f"run {seed}"))
+        done = CliRunner().invoke(train.run, words, env=environment)
+        assert done.exit_code in CODES and "Traceback" not in done.output, f"{environment} {words}\n{done.output}"
 
 
 @pytest.mark.parametrize(

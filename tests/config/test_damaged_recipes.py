@@ -181,20 +181,17 @@ def taken(text: bytes) -> tuple[str, float]:
             return found, min(seconds)
 
 
-def test_damaged_recipes_end_in_a_config_error_or_a_recipe(promise):
+def test_damaged_recipes_end_in_a_config_error_or_a_recipe(trials):
     assert len(RECIPES) >= 2, "the shipped recipes were not found"
     seen: Counter = Counter()
     for text in TEXTS:
         outcome(text.encode())  # what is imported is not what a recipe takes
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for seed in promise.trials(
-        "F1", "a damaged recipe is refused with the places of its errors, or loads whole", few=2_000, many=100_000
-    ):
-        with promise.trial(seed):
-            text = mutant(TEXTS[seed % len(TEXTS)], random.Random(f"0 {seed}"))
-            found, seconds = taken(text)
-            assert seconds < SECONDS, f"{seconds:.2f} s for {text[:2000]!r}"
-            seen[found] += 1
+    for seed in trials(2000, 100000):
+        text = mutant(TEXTS[seed % len(TEXTS)], random.Random(f"0 {seed}"))
+        found, seconds = taken(text)
+        assert seconds < SECONDS, f"{seconds:.2f} s for {text[:2000]!r}"
+        seen[found] += 1
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert grown < BYTES, f"{grown / 1e6:.0f} MB more than before"
     count = seen.total()
@@ -219,23 +216,20 @@ KEYS = sorted({key for text in TEXTS for key in KEY.findall(text)})
 VALUES = sorted({value for text in TEXTS for value in VALUE.findall(text)})
 
 
-def test_any_tree_of_values_ends_in_a_config_error_or_a_recipe(promise):
+def test_any_tree_of_values_ends_in_a_config_error_or_a_recipe(trials):
     """Whole recipes of nonsense, and shipped ones with nonsense in one place, written by a library and read by us."""
-    for seed in promise.trials(
-        "F1", "a tree of arbitrary values is refused with the places of its errors", few=150, many=20_000
-    ):
-        with promise.trial(seed):
-            rng = random.Random(f"tree {seed}")
-            made = tree(rng)
-            if seed % 3:
-                whole = yaml.safe_load(TEXTS[seed % len(TEXTS)])
-                block = whole
-                while isinstance(inner := block[rng.choice(list(block))], dict) and inner and rng.random() < 0.7:
-                    block = inner
-                block[rng.choice(list(block))], made = made, whole
-            found, seconds = taken(yaml.safe_dump(made, allow_unicode=True).encode())
-            assert seconds < SECONDS
-            assert found == "refused" or seed % 3
+    for seed in trials(150, 20000):
+        rng = random.Random(f"tree {seed}")
+        made = tree(rng)
+        if seed % 3:
+            whole = yaml.safe_load(TEXTS[seed % len(TEXTS)])
+            block = whole
+            while isinstance(inner := block[rng.choice(list(block))], dict) and inner and rng.random() < 0.7:
+                block = inner
+            block[rng.choice(list(block))], made = made, whole
+        found, seconds = taken(yaml.safe_dump(made, allow_unicode=True).encode())
+        assert seconds < SECONDS
+        assert found == "refused" or seed % 3
 
 
 AUDIT = """

@@ -73,10 +73,9 @@ def dies(seed: int, two, home: Path, database: Path) -> None:
         assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
 
 
-def test_one_of_two_that_dies_ends_both_and_is_named(promise, two, tmp_path, database):
-    for seed in promise.trials("P1", "one of two processes dies: both end, the first is named", few=1, many=12):
-        with promise.trial(seed):
-            dies(seed, two, tmp_path / str(seed), database)
+def test_one_of_two_that_dies_ends_both_and_is_named(trials, two, tmp_path, database):
+    for seed in trials(1, 12):
+        dies(seed, two, tmp_path / str(seed), database)
 
 
 @pytest.mark.slow
@@ -86,28 +85,27 @@ def test_whichever_of_two_dies_in_whatever_way_it_is_named(seed, two, tmp_path, 
 
 
 @pytest.mark.slow
-def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(promise, tmp_path, database):
+def test_one_of_two_that_hangs_ends_both_and_all_say_what_they_were_at(tmp_path, database):
     words = ("limits.collective=10 s", "limits.hang=15 s", "limits.stop=12 s")
-    for name in promise.trials("P2", "one of two processes hangs: detected in time, nothing is left", of=list(HANGS)):
-        with promise.trial(name):
-            home = tmp_path / name.replace(" ", "-")
-            home.mkdir()
-            with own_store(home, database):
-                plan = [{**HANGS[name], "call": 5, "rank": 1}]
-                with job(home, *words, processes=2, plan=plan) as one:
-                    if name != "skips":  # which leaves no note
-                        one.until_struck()
-                    began = time.monotonic()
-                    codes = one.end()
-                    one.gone()
-                    took = time.monotonic() - began
-                    print(f"{name}: all gone after {took:.1f} s, codes {codes}", flush=True)
-                    assert all(codes) and took < PATIENCE, one.said
-                    assert "Timeout" in one.said or "most recent call first" in one.said or "Traceback" in one.said
-                    info = one.ran().folder.info()
-                    assert info.status == "FAILED", one.said
-                    if name == "holds the interpreter":
-                        assert "Timeout" in rank_failures.stacks(one.ran().folder.path, 1).read_text()
+    for name in list(HANGS):
+        home = tmp_path / name.replace(" ", "-")
+        home.mkdir()
+        with own_store(home, database):
+            plan = [{**HANGS[name], "call": 5, "rank": 1}]
+            with job(home, *words, processes=2, plan=plan) as one:
+                if name != "skips":  # which leaves no note
+                    one.until_struck()
+                began = time.monotonic()
+                codes = one.end()
+                one.gone()
+                took = time.monotonic() - began
+                print(f"{name}: all gone after {took:.1f} s, codes {codes}", flush=True)
+                assert all(codes) and took < PATIENCE, one.said
+                assert "Timeout" in one.said or "most recent call first" in one.said or "Traceback" in one.said
+                info = one.ran().folder.info()
+                assert info.status == "FAILED", one.said
+                if name == "holds the interpreter":
+                    assert "Timeout" in rank_failures.stacks(one.ran().folder.path, 1).read_text()
 
 
 @pytest.mark.slow

@@ -169,48 +169,46 @@ def test_a_run_that_died_between_its_status_and_its_last_word_gets_its_end(here,
 
 
 @pytest.mark.parametrize("how", ["deleted", "overwritten", "restored", "beheaded"])
-def test_a_database_that_is_lost_in_the_middle(promise, here, tmp_path, monkeypatch, caplog, how):
+def test_a_database_that_is_lost_in_the_middle(here, tmp_path, monkeypatch, caplog, how):
     """A training goes on; all that the journal has is in the database that comes after it, and so is its end."""
-    for at in promise.trials("T3", "the database deleted, overwritten or replaced during a run", of=[how]):
-        with promise.trial(at):
-            tracker = begin(here)
-            older = tmp_path / "older.db"
-            tracker.log(0, {"train/loss": 1.0})
-            assert tracker.flush(60)
-            with (
-                contextlib.closing(sqlite3.connect(here.database)) as one,
-                contextlib.closing(sqlite3.connect(older)) as two,
-            ):
-                one.backup(two)
-            for step in range(1, 5):
-                tracker.log(step, {"train/loss": 1 / (step + 1)})
-            assert tracker.flush(60)
-            if how == "deleted":
-                here.database.unlink()
-            elif how == "overwritten":
-                here.database.write_bytes(b"this is no database " * 4000)
-            elif how == "beheaded":
-                with open(here.database, "r+b") as file:
-                    file.write(bytes(100))
-            else:
-                shutil.copy(older, tmp_path / "copy.db")
-                os.replace(tmp_path / "copy.db", here.database)
-            for step in range(5, 300):
-                tracker.log(step, {"train/loss": 1 / (step + 1)})
-            tracker.artifact_text("notes/late.txt", "late")
-            if how in ("overwritten", "beheaded"):
-                until(lambda: any("training continues" in said for said in warned(caplog)))
-                with pytest.raises(UserError, match=r"damaged|not an MLflow database"):
-                    here.prepare()
-                shutil.copy(older, here.database)
-            monkeypatch.setattr(tracking, "_FINISH_SECONDS", 60.0)
-            tracker.finish("FINISHED")
-            list(sync(here, [tracker.folder], whole=True))
-            rows = ask(here, "SELECT step, value FROM metrics WHERE key = 'train/loss' ORDER BY step")
-            assert rows == [(step, upload_queue.rounded(1 / (step + 1))) for step in range(300)]
-            assert status(here, tracker.folder) == "FINISHED" and files(here)[-1:] == ["late.txt"]
-            params = here.client().get_run(tracker.folder.info().run_id).data.params
-            assert params == {"lr": "0.1"}, "the run that was made again has them too"
+    tracker = begin(here)
+    older = tmp_path / "older.db"
+    tracker.log(0, {"train/loss": 1.0})
+    assert tracker.flush(60)
+    with (
+        contextlib.closing(sqlite3.connect(here.database)) as one,
+        contextlib.closing(sqlite3.connect(older)) as two,
+    ):
+        one.backup(two)
+    for step in range(1, 5):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    assert tracker.flush(60)
+    if how == "deleted":
+        here.database.unlink()
+    elif how == "overwritten":
+        here.database.write_bytes(b"this is no database " * 4000)
+    elif how == "beheaded":
+        with open(here.database, "r+b") as file:
+            file.write(bytes(100))
+    else:
+        shutil.copy(older, tmp_path / "copy.db")
+        os.replace(tmp_path / "copy.db", here.database)
+    for step in range(5, 300):
+        tracker.log(step, {"train/loss": 1 / (step + 1)})
+    tracker.artifact_text("notes/late.txt", "late")
+    if how in ("overwritten", "beheaded"):
+        until(lambda: any("training continues" in said for said in warned(caplog)))
+        with pytest.raises(UserError, match=r"damaged|not an MLflow database"):
+            here.prepare()
+        shutil.copy(older, here.database)
+    monkeypatch.setattr(tracking, "_FINISH_SECONDS", 60.0)
+    tracker.finish("FINISHED")
+    list(sync(here, [tracker.folder], whole=True))
+    rows = ask(here, "SELECT step, value FROM metrics WHERE key = 'train/loss' ORDER BY step")
+    assert rows == [(step, upload_queue.rounded(1 / (step + 1))) for step in range(300)]
+    assert status(here, tracker.folder) == "FINISHED" and files(here)[-1:] == ["late.txt"]
+    params = here.client().get_run(tracker.folder.info().run_id).data.params
+    assert params == {"lr": "0.1"}, "the run that was made again has them too"
 
 
 def test_a_run_that_is_deleted_in_the_middle_keeps_what_it_has(here, caplog):
@@ -267,19 +265,17 @@ def test_a_run_that_is_told_to_stop_waits_less_for_its_store(here, monkeypatch):
     assert waited == [tracking._FINISH_SECONDS, tracking._FINISH_SECONDS, tracking._STOP_SECONDS]
 
 
-def test_runs_of_one_store_are_told_by_two_processes_threads_and_silent_ones_at_once(promise, here):
-    for _ in promise.trials("T4", "two runs log into one SQLite file at once, at full speed", of=["threads"]):
-        with promise.trial("threads"):
-            first, second, silent = begin(here), begin(here), tracking.Silent()
-            for step in range(1500):
-                for tracker in (first, second, silent):
-                    tracker.log(step, {"train/loss": 1 / (step + 1), "train/lr": 0.1})
-            for tracker in (first, second):
-                assert tracker.flush(120)
-                tracker.finish("FINISHED")
-                rows = ask(here, "SELECT count(*), count(DISTINCT step) FROM metrics WHERE run_uuid = ? AND key = ?",
-                           tracker.run_id, "train/loss")  # fmt: skip
-                assert rows == [(1500, 1500)]
+def test_runs_of_one_store_are_told_by_two_processes_threads_and_silent_ones_at_once(here):
+    first, second, silent = begin(here), begin(here), tracking.Silent()
+    for step in range(1500):
+        for tracker in (first, second, silent):
+            tracker.log(step, {"train/loss": 1 / (step + 1), "train/lr": 0.1})
+    for tracker in (first, second):
+        assert tracker.flush(120)
+        tracker.finish("FINISHED")
+        rows = ask(here, "SELECT count(*), count(DISTINCT step) FROM metrics WHERE run_uuid = ? AND key = ?",
+                   tracker.run_id, "train/loss")  # fmt: skip
+        assert rows == [(1500, 1500)]
 
 
 def test_what_passes_is_told_from_what_does_not():

@@ -87,26 +87,24 @@ KINDS = [(kind, value) for kind in ("image", "weight", "loss", "gradient") for v
 SPOILT = "task={{name: poisoned, poison: {}, value: {}, steps: {}}}"
 
 
-def test_whatever_is_not_finite_ends_the_run_in_the_cycle_of_its_update(promise, tmp_path):
-    for kind, value in promise.trials("N1", "a non-finite value ends the run in the cycle of its step", of=KINDS):
-        with promise.trial((kind, value)):
-            folder = tmp_path / f"{kind}-{value}"
-            with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
-                poisoned(folder, SPOILT.format(kind, value, [6]))
-            assert held(folder)[-1].step == 6 and finite(folder), "six updates were finite, and one checkpoint each"
+def test_whatever_is_not_finite_ends_the_run_in_the_cycle_of_its_update(tmp_path):
+    for kind, value in KINDS:
+        folder = tmp_path / f"{kind}-{value}"
+        with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
+            poisoned(folder, SPOILT.format(kind, value, [6]))
+        assert held(folder)[-1].step == 6 and finite(folder), "six updates were finite, and one checkpoint each"
 
 
-def test_an_update_that_is_skipped_leaves_no_trace(promise, tmp_path):
+def test_an_update_that_is_skipped_leaves_no_trace(tmp_path):
     """Weights, optimizer, average, statistics of batch norm and memory are those of before; the next step goes on."""
-    for kind, value in promise.trials("N1", "a non-finite step is skipped without a trace", of=KINDS):
-        with promise.trial((kind, value)):
-            folder = tmp_path / f"{kind}-{value}"
-            run = poisoned(folder, SPOILT.format(kind, value, [6]), "train.nonfinite=skip", "train.length=9 steps")
-            by_step = {loaded.step: loaded for loaded in held(folder)}
-            assert sorted(by_step) == list(range(1, 10)) and finite(folder)
-            assert same(bits(by_step[6]), bits(by_step[7])) and not same(bits(by_step[7]), bits(by_step[8]))
-            assert [(step, name) for step, name, _ in run.tracker.events if name == "left_out"] == [(6, "left_out")]
-            assert by_step[9].state["left_out"] == [6] and run.tracker.metrics["train/left_out"] == [(9, 1)]
+    for kind, value in KINDS:
+        folder = tmp_path / f"{kind}-{value}"
+        run = poisoned(folder, SPOILT.format(kind, value, [6]), "train.nonfinite=skip", "train.length=9 steps")
+        by_step = {loaded.step: loaded for loaded in held(folder)}
+        assert sorted(by_step) == list(range(1, 10)) and finite(folder)
+        assert same(bits(by_step[6]), bits(by_step[7])) and not same(bits(by_step[7]), bits(by_step[8]))
+        assert [(step, name) for step, name, _ in run.tracker.events if name == "left_out"] == [(6, "left_out")]
+        assert by_step[9].state["left_out"] == [6] and run.tracker.metrics["train/left_out"] == [(9, 1)]
 
 
 def test_without_the_restoring_a_skipped_update_leaves_its_trace(tmp_path, monkeypatch):
@@ -130,19 +128,18 @@ def test_a_rollback_goes_back_and_leaves_the_update_out(tmp_path, kind):
 BACK = (SPOILT.format("loss", "nan", [6]), "train.nonfinite=rollback", "checkpoints={every: 4 steps, keep_last: 50}")
 
 
-def test_an_interrupted_rollback_is_resumed_to_the_same_bits(promise, tmp_path):
+def test_an_interrupted_rollback_is_resumed_to_the_same_bits(tmp_path):
     """Told to stop before the step, at it, as it is noticed, at the checkpoint that it went back to, and behind."""
     poisoned(tmp_path / "whole", *BACK)
     whole = held(tmp_path / "whole")[-1]
     assert (whole.state["passed"], whole.state["rollbacks"]) == ([[6, 7]], 1)
-    for at in promise.trials("N3", "an interrupted rollback ends with the same bits", of=[5, 6, 7, 8, 10]):
-        with promise.trial(at):
-            folder = tmp_path / str(at)
-            poisoned(folder, *BACK, stop=at)
-            poisoned(folder, *BACK, at=storage.newest_valid(folder / "checkpoints")[0])
-            cut = held(folder)[-1]
-            assert same(bits(whole), bits(cut))
-            assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
+    for at in [5, 6, 7, 8, 10]:
+        folder = tmp_path / str(at)
+        poisoned(folder, *BACK, stop=at)
+        poisoned(folder, *BACK, at=storage.newest_valid(folder / "checkpoints")[0])
+        cut = held(folder)[-1]
+        assert same(bits(whole), bits(cut))
+        assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
 
 
 def test_without_a_checkpoint_to_go_back_to_the_run_ends(tmp_path):

@@ -44,16 +44,14 @@ def small(tmp_path_factory):
     return held(folder)
 
 
-def test_from_the_first_step_on_it_is_the_training_that_small_micro_batches_make(promise, tmp_path, small):
+def test_from_the_first_step_on_it_is_the_training_that_small_micro_batches_make(tmp_path, small):
     """The statistics of batch norm are those of before the first try, no sample is skipped and none comes twice."""
-    text = "a step out of memory is repeated in halves: same bits as a recipe with small micro-batches"
-    for error, late in promise.trials("O1", text, of=SHORT):
-        with promise.trial((error, late)):
-            folder = tmp_path / f"{error}-{late}"
-            run = poisoned(folder, TASK.format(f"room: 4, error: {error}, late: {late}"), HALVE.format(16))
-            told = [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
-            assert told == [(0, "train.micro_batch", 8), (0, "train.micro_batch", 4)]
-            assert len(small) == 12 and all(same(bits(a), bits(b)) for a, b in zip(held(folder), small, strict=True))
+    for error, late in SHORT:
+        folder = tmp_path / f"{error}-{late}"
+        run = poisoned(folder, TASK.format(f"room: 4, error: {error}, late: {late}"), HALVE.format(16))
+        told = [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
+        assert told == [(0, "train.micro_batch", 8), (0, "train.micro_batch", 4)]
+        assert len(small) == 12 and all(same(bits(a), bits(b)) for a, b in zip(held(folder), small, strict=True))
 
 
 def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch):

@@ -71,21 +71,19 @@ def tags(ran: Ran) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("id", "damage"), [("C1", cut), ("C2", flip)])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(promise, again, whole, capsys, id, damage):
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(trials, again, whole, capsys, id, damage):
     """To the same bits and the same history, having said which one it left aside."""
-    said = {"C1": "a file of the newest checkpoint truncated", "C2": "a bit of the newest checkpoint flipped"}[id]
-    for seed in promise.trials(id, f"{said}: resumed from the one before, to the same bits", few=1, many=60):
-        with promise.trial(seed):
-            rng, path = random.Random(seed), again() / "checkpoints" / "step-000000008"
-            file = rng.choice(sorted(path.iterdir()))
-            damage(file, rng)
-            capsys.readouterr()
-            ran = run(*WORDS, resume="")
-            assert f"left aside: {path}" in capsys.readouterr().out
-            assert all_same(ran, whole) and ran.repeatable == whole.repeatable and not ran.events("elsewhere")
-            (event,) = ran.events("checkpoint_refused")
-            assert str(path) in event.data["error"] == tags(ran)["trainkit.checkpoint_refused"]
-            shutil.rmtree(Store.locate().home)
+    for seed in trials(1, 60):
+        rng, path = random.Random(seed), again() / "checkpoints" / "step-000000008"
+        file = rng.choice(sorted(path.iterdir()))
+        damage(file, rng)
+        capsys.readouterr()
+        ran = run(*WORDS, resume="")
+        assert f"left aside: {path}" in capsys.readouterr().out
+        assert all_same(ran, whole) and ran.repeatable == whole.repeatable and not ran.events("elsewhere")
+        (event,) = ran.events("checkpoint_refused")
+        assert str(path) in event.data["error"] == tags(ran)["trainkit.checkpoint_refused"]
+        shutil.rmtree(Store.locate().home)
 
 
 def test_a_run_none_of_whose_checkpoints_is_whole_is_refused_and_they_stay(again):

@@ -104,14 +104,13 @@ def kinds(pictures, crops, sets, streets, bodies, tmp_path_factory, database) ->
     return one
 
 
-def test_every_kind_of_recipe_is_killed_at_a_random_moment_and_resumed(kinds, promise, tmp_path, database):
+def test_every_kind_of_recipe_is_killed_at_a_random_moment_and_resumed(kinds, trials, tmp_path, database):
     phases = list(PHASES)
-    for seed in promise.trials("K3", "the same for every kind of shipped recipe", few=3, many=49):
-        with promise.trial(seed):
-            # From the last: the first four kinds are killed in the few series below.
-            rng, kind = random.Random(f"kinds {seed}"), KINDS[-1 - seed % len(KINDS)]
-            print(kind)
-            killed_once(kinds(kind), phases[seed // len(KINDS) % len(phases)], rng, tmp_path / str(seed), database)
+    for seed in trials(3, 49):
+        # From the last: the first four kinds are killed in the few series below.
+        rng, kind = random.Random(f"kinds {seed}"), KINDS[-1 - seed % len(KINDS)]
+        print(kind)
+        killed_once(kinds(kind), phases[seed // len(KINDS) % len(phases)], rng, tmp_path / str(seed), database)
 
 
 def faults(job: Job, rng: random.Random) -> list[Fault]:
@@ -130,41 +129,37 @@ def faults(job: Job, rng: random.Random) -> list[Fault]:
     return [*plan, {**end, "do": rng.choice(["kill", "kill", "kill", "signal 15"])}]
 
 
-def test_any_series_of_faults_over_every_kind_of_recipe_changes_nothing(kinds, promise, tmp_path, database):
-    text = "up to six processes, each with a full disk, no store, a signal or a kill: equal to the uninterrupted run"
-    for seed in promise.trials("E", text, few=4, many=35):
-        with promise.trial(seed):
-            rng, one = random.Random(f"series {seed}"), kinds(KINDS[seed % len(KINDS)])
-            plans = (faults(one, rng) for _ in range(rng.randint(2, 6)))
-            killed_often(one, rng, tmp_path / str(seed), database, plans)
+def test_any_series_of_faults_over_every_kind_of_recipe_changes_nothing(kinds, trials, tmp_path, database):
+    for seed in trials(4, 35):
+        rng, one = random.Random(f"series {seed}"), kinds(KINDS[seed % len(KINDS)])
+        plans = (faults(one, rng) for _ in range(rng.randint(2, 6)))
+        killed_often(one, rng, tmp_path / str(seed), database, plans)
 
 
-def test_killed_every_15_seconds_a_run_of_minutes_gets_to_its_end(promise, tmp_path, database):
+def test_killed_every_15_seconds_a_run_of_minutes_gets_to_its_end(trials, tmp_path, database):
     """Its updates wait, so that 20 seconds of them cost a second of the processor."""
     slow = ["task.slow_rank=0", "train.length=180 epochs", "checkpoints={every: null}", "log.every=100 steps"]
     words = [str(TOY), "--plugin", "toy", *slow, "evaluations={val: {every: 50 epochs}}"]
     whole = None
-    text = "killed every 15 s on average, a one-minute run with the default `lose_at_most` finishes, same bits"
-    for seed in promise.trials("K4", text, few=1, many=5):
-        with promise.trial(seed):
-            whole = whole or job(words, tmp_path / "whole", database)
-            rng, lives, began = random.Random(f"15 s {seed}"), 0, time.monotonic()
-            with fresh(tmp_path / str(seed), database):
-                while not ended():
-                    lives += 1
-                    assert lives <= 40
-                    with start(1, *words, "--resume-or-start") as process:
-                        killed = time.monotonic() + min(45.0, rng.expovariate(1 / 15))
-                        while time.monotonic() < killed and psutil.pid_exists(process.pids[0]):
-                            with contextlib.suppress(psutil.Error):
-                                if psutil.Process(process.pids[0]).status() == psutil.STATUS_ZOMBIE:
-                                    break
-                            time.sleep(0.05)
-                        process.kill()
-                        process.wait()
-                print(f"{lives} lives, {time.monotonic() - began:.0f} s")
-                go_on(whole)
-                expect_whole(whole)
+    for seed in trials(1, 5):
+        whole = whole or job(words, tmp_path / "whole", database)
+        rng, lives, began = random.Random(f"15 s {seed}"), 0, time.monotonic()
+        with fresh(tmp_path / str(seed), database):
+            while not ended():
+                lives += 1
+                assert lives <= 40
+                with start(1, *words, "--resume-or-start") as process:
+                    killed = time.monotonic() + min(45.0, rng.expovariate(1 / 15))
+                    while time.monotonic() < killed and psutil.pid_exists(process.pids[0]):
+                        with contextlib.suppress(psutil.Error):
+                            if psutil.Process(process.pids[0]).status() == psutil.STATUS_ZOMBIE:
+                                break
+                        time.sleep(0.05)
+                    process.kill()
+                    process.wait()
+            print(f"{lives} lives, {time.monotonic() - began:.0f} s")
+            go_on(whole)
+            expect_whole(whole)
 
 
 # ---------------------------------------------------------------------------------------------- orders in any order
@@ -289,22 +284,20 @@ class Orders(RuleBasedStateMachine):
             self._fresh.close()
 
 
-def test_orders_and_faults_in_any_sequence(promise, tmp_path, database):
+def test_orders_and_faults_in_any_sequence(trials, tmp_path, database):
     whole = job([str(TOY), "--plugin", "toy", *WORDS], tmp_path / "whole", database)
-    text = "5 sequences of up to 8: train, kill, damage, full disk, prune, lost journal, evaluate; then finish"
-    for seed in promise.trials("F2", text, few=1, many=16):
-        with promise.trial(seed):
+    for seed in trials(1, 16):
 
-            @hypothesis.seed(seed)
-            class Sequence(Orders):
-                job, home = whole, tmp_path / str(seed)
+        @hypothesis.seed(seed)
+        class Sequence(Orders):
+            job, home = whole, tmp_path / str(seed)
 
-            Sequence.database = database
-            settings = hypothesis.settings(
-                max_examples=5, stateful_step_count=8, deadline=None, database=None, derandomize=False,
-                suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
-            )  # fmt: skip
-            run_state_machine_as_test(Sequence, settings=settings)
+        Sequence.database = database
+        settings = hypothesis.settings(
+            max_examples=5, stateful_step_count=8, deadline=None, database=None, derandomize=False,
+            suppress_health_check=list(hypothesis.HealthCheck), phases=[hypothesis.Phase.generate],
+        )  # fmt: skip
+        run_state_machine_as_test(Sequence, settings=settings)
 
 
 # ----------------------------------------------------------------------------------------------- nothing piles up
@@ -327,46 +320,43 @@ def held(process: psutil.Process) -> dict[str, float]:
     }
 
 
-def test_epochs_with_workers_pile_nothing_up(promise, tmp_path, database):
+def test_epochs_with_workers_pile_nothing_up(tmp_path, database):
     """A run of 1,200 epochs, its workers kept: files, threads and shared memory of its second half are those of its
     first, and memory grows by less than 3 MB from the second to the fourth quarter."""
     words = [str(TOY), "--plugin", "toy", "loader.workers=2", "train.length=1200 epochs", "log.every=50 steps"]
     words += ["evaluations={val: {every: 100 steps}}", "checkpoints={every: 100 steps, keep_last: 2}"]
-    for case in promise.trials("W2", "1,200 epochs with workers: memory, files and threads flat", of=["toy"]):
-        with promise.trial(case), fresh(tmp_path / "store", database), start(1, *words) as process:
-            seen, child, pids = [], psutil.Process(process.pids[0]), set[int]()
-            while child.status() != psutil.STATUS_ZOMBIE:
-                with contextlib.suppress(psutil.Error, OSError):
-                    pids |= {child.pid, *(one.pid for one in child.children(recursive=True))}
-                    seen.append(held(child))
-                time.sleep(0.1)
-            assert process.wait(3600) == [0], process.stderr
-            assert not in_shared_memory(pids)
-            seen = [one for one in seen if one["children"] >= 2]  # from when the workers are there
-            assert len(seen) > 40
-            quarters = [seen[len(seen) * n // 4 : len(seen) * (n + 1) // 4] for n in range(4)]
-            second, last = (
-                {key: statistics.median(one[key] for one in part) for key in seen[0]} for part in quarters[1::2]
-            )
-            print(second, last)
-            assert last["MB"] - second["MB"] < 3
-            assert all(last[key] <= second[key] for key in ("threads", "children", "shared memory"))
-            # A connection to the store comes and goes; what every epoch left open would be hundreds.
-            assert last["files"] < second["files"] + 5
+    with fresh(tmp_path / "store", database), start(1, *words) as process:
+        seen, child, pids = [], psutil.Process(process.pids[0]), set[int]()
+        while child.status() != psutil.STATUS_ZOMBIE:
+            with contextlib.suppress(psutil.Error, OSError):
+                pids |= {child.pid, *(one.pid for one in child.children(recursive=True))}
+                seen.append(held(child))
+            time.sleep(0.1)
+        assert process.wait(3600) == [0], process.stderr
+        assert not in_shared_memory(pids)
+        seen = [one for one in seen if one["children"] >= 2]  # from when the workers are there
+        assert len(seen) > 40
+        quarters = [seen[len(seen) * n // 4 : len(seen) * (n + 1) // 4] for n in range(4)]
+        second, last = (
+            {key: statistics.median(one[key] for one in part) for key in seen[0]} for part in quarters[1::2]
+        )
+        print(second, last)
+        assert last["MB"] - second["MB"] < 3
+        assert all(last[key] <= second[key] for key in ("threads", "children", "shared memory"))
+        # A connection to the store comes and goes; what every epoch left open would be hundreds.
+        assert last["files"] < second["files"] + 5
 
 
-def test_runs_one_after_the_other_in_one_process_pile_nothing_up(promise, store):
+def test_runs_one_after_the_other_in_one_process_pile_nothing_up(store):
     """Ten runs to warm up, then forty: no more files, threads and children, less than 0.5 MB of memory a run."""
     me = psutil.Process()
     words = ("loader.workers=1", "train.length=1 epochs", "evaluations={}", "best=null")
-    for case in promise.trials("W2", "50 runs in one process: memory, files and threads flat", of=["toy"]):
-        with promise.trial(case):
-            for _ in range(10):
-                assert run(*words).code == 0
-            before = held(me)
-            for _ in range(40):
-                assert run(*words).code == 0
-            after = held(me)
-            print(before, after)
-            assert after["MB"] - before["MB"] < 20
-            assert all(after[key] <= before[key] for key in ("files", "threads", "children"))
+    for _ in range(10):
+        assert run(*words).code == 0
+    before = held(me)
+    for _ in range(40):
+        assert run(*words).code == 0
+    after = held(me)
+    print(before, after)
+    assert after["MB"] - before["MB"] < 20
+    assert all(after[key] <= before[key] for key in ("files", "threads", "children"))

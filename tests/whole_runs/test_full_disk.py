@@ -66,37 +66,35 @@ def rows(home: Path, run_id: str) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.slow  # the end of a run waits 30 s for a store that takes nothing
 def test_on_a_disk_with_little_room_a_run_ends_in_a_sentence_or_goes_on_and_is_resumed_to_the_same_bits(
-    promise, disk, whole, tmp_path, database
+    trials, disk, whole, tmp_path, database
 ):
-    text = "disk nearly full: no traceback, all files readable; with space again, same bits and complete history"
-    for seed in promise.trials("D1", text, few=4, many=21):
-        with promise.trial(seed):
-            disk.empty()
-            shutil.rmtree(disk.seen / "store")
-            (disk.seen / "store").mkdir()
-            shutil.copy(database, disk.seen / "store" / "mlflow.db")
-            rooms = [120_000, 0, 40_000, 400_000, 5_000, 200_000, 800_000]
-            room = rooms[seed % len(rooms)] + random.Random(seed).randrange(60_000)
-            disk.fill(leave=room)
-            first = spawn(1, *RUN, **disk.environment)
-            print(f"{room:,} bytes: exit code {first.returncode}\n{first.stdout}{first.stderr}")
-            assert first.returncode in (0, 2) and "Traceback" not in first.stderr
-            if first.returncode:
-                assert re.search(r"error: .*(No space left|MB free|is full).*; (free some|make room)", first.stderr), (
-                    first.stderr
-                )
-            before = seen(disk, tmp_path / "before")
-            disk.empty()
-            if first.returncode:
-                again = spawn(1, *RUN, "--resume-or-start", **disk.environment)
-                print(again.stdout + again.stderr)
-                assert again.returncode == 0
-            elif "trainkit sync" in first.stdout:  # it finished, and there was no room for all of it in the store
-                done = subprocess.run([*disk.within, sys.executable, "-m", "trainkit.cli.main", "sync"], cwd=ROOT)
-                assert done.returncode == 0
-            ran = max(seen(disk, tmp_path / "after"), key=lambda ran: ran.folder.info().started)
-            assert ran.folder.info().status == "FINISHED" and len(before) <= 1
-            assert all_same(ran, whole) and ran.repeatable == whole.repeatable
-            stored = rows(tmp_path / "after", ran.folder.info().run_id)
-            sent = {name: points for name, points in ran.in_mlflow.items() if name in ran.repeatable}
-            assert sent and {name: stored.get(name) for name in sent} == sent
+    for seed in trials(4, 21):
+        disk.empty()
+        shutil.rmtree(disk.seen / "store")
+        (disk.seen / "store").mkdir()
+        shutil.copy(database, disk.seen / "store" / "mlflow.db")
+        rooms = [120_000, 0, 40_000, 400_000, 5_000, 200_000, 800_000]
+        room = rooms[seed % len(rooms)] + random.Random(seed).randrange(60_000)
+        disk.fill(leave=room)
+        first = spawn(1, *RUN, **disk.environment)
+        print(f"{room:,} bytes: exit code {first.returncode}\n{first.stdout}{first.stderr}")
+        assert first.returncode in (0, 2) and "Traceback" not in first.stderr
+        if first.returncode:
+            assert re.search(r"error: .*(No space left|MB free|is full).*; (free some|make room)", first.stderr), (
+                first.stderr
+            )
+        before = seen(disk, tmp_path / "before")
+        disk.empty()
+        if first.returncode:
+            again = spawn(1, *RUN, "--resume-or-start", **disk.environment)
+            print(again.stdout + again.stderr)
+            assert again.returncode == 0
+        elif "trainkit sync" in first.stdout:  # it finished, and there was no room for all of it in the store
+            done = subprocess.run([*disk.within, sys.executable, "-m", "trainkit.cli.main", "sync"], cwd=ROOT)
+            assert done.returncode == 0
+        ran = max(seen(disk, tmp_path / "after"), key=lambda ran: ran.folder.info().started)
+        assert ran.folder.info().status == "FINISHED" and len(before) <= 1
+        assert all_same(ran, whole) and ran.repeatable == whole.repeatable
+        stored = rows(tmp_path / "after", ran.folder.info().run_id)
+        sent = {name: points for name, points in ran.in_mlflow.items() if name in ran.repeatable}
+        assert sent and {name: stored.get(name) for name in sent} == sent

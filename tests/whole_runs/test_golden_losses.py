@@ -73,18 +73,16 @@ def differs(found: list[float], known: dict[str, list[str]], here: str = HERE) -
 @pytest.mark.parametrize(
     "kind", [kind if kind in CHEAP else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
-def test_losses_are_what_they_were(promise, kind, request):
+def test_losses_are_what_they_were(kind, request):
     data = KINDS[kind][1] and request.getfixturevalue(KINDS[kind][1])
-    for _ in promise.trials("G1", "losses of a small training equal the committed ones, bit for bit", of=[kind]):
-        with promise.trial(kind):
-            found, file = losses(kind, data), GOLDEN / f"{kind}.json"
-            assert len(found) == STEPS
-            known = json.loads(file.read_text()) if file.is_file() else {}
-            if request.config.getoption("--update-golden"):
-                known[HERE] = [value.hex() for value in found]
-                GOLDEN.mkdir(exist_ok=True)
-                file.write_text(json.dumps(known, indent=1) + "\n")
-            assert not differs(found, known), differs(found, known)
+    found, file = losses(kind, data), GOLDEN / f"{kind}.json"
+    assert len(found) == STEPS
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    if request.config.getoption("--update-golden"):
+        known[HERE] = [value.hex() for value in found]
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(json.dumps(known, indent=1) + "\n")
+    assert not differs(found, known), differs(found, known)
 
 
 def test_a_change_in_the_last_place_is_noticed():

@@ -201,11 +201,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory, database: Path) -> Job:
 
 
 @pytest.mark.timeout(1800)
-def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been(toy, promise, tmp_path, database):
-    text = "kill -9 at a random call, resumed: bits, scores, rows and history equal those of the uninterrupted run"
-    for seed in promise.trials("K3", text, few=FEW, many=150):
-        with promise.trial(seed):
-            killed_once(toy, FORKED[seed % len(FORKED)], random.Random(f"K3 {seed}"), tmp_path / str(seed), database)
+def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been(toy, trials, tmp_path, database):
+    for seed in trials(FEW, 150):
+        killed_once(toy, FORKED[seed % len(FORKED)], random.Random(f"K3 {seed}"), tmp_path / str(seed), database)
 
 
 @pytest.mark.slow
@@ -216,7 +214,7 @@ def test_killed_at_other_moments_too(toy, seed, tmp_path, database):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_launch(toy, promise, tmp_path, database):
+def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_launch(toy, trials, tmp_path, database):
     command = [sys.executable, str(ROOT / "tests" / "support" / "fault_injection.py")]
     config = ["--config_file", str(ROOT / "accelerate_configs" / "cpu.yaml")]
     beneath = [sys.executable, "-m", "accelerate.commands.launch", *config, *command[1:]]
@@ -229,11 +227,10 @@ def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_l
         return subprocess.run(words, env=given, cwd=tmp_path, capture_output=True, text=True).returncode
 
     calls = {**toy.moments, "import": IMPORTS}
-    text = "the same in separate processes, some under accelerate launch, some killed during imports"
-    for seed in promise.trials("K3", text, few=5, many=30):
+    for seed in trials(5, 30):
         line, phase = kinds[seed % len(kinds)]
         rng, notes = random.Random(f"whole {seed}"), tmp_path / f"{seed}.notes"
-        with promise.trial(seed), fresh(tmp_path / str(seed), database):
+        with fresh(tmp_path / str(seed), database):
             # Of the calls of threads, which take turns as they like, only those of the first half are sure to come.
             call = rng.randint(1, calls[phase] // (2 if phase == "saving" else 1))
             print(f"{phase}: call {call} of {calls[phase]}", flush=True)
@@ -291,15 +288,13 @@ def after(calls: int) -> list[Fault]:
 
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_always_killed_before_its_first_checkpoint_would_be_due_gets_to_its_end(
-    sparse, promise, tmp_path, database
+    sparse, trials, tmp_path, database
 ):
-    text = "killed repeatedly, always before `every` makes the first checkpoint due: still finishes, same bits"
-    for seed in promise.trials("K4", text, few=1, many=30):
-        with promise.trial(seed):
-            rng = random.Random(f"K4 {seed}")
-            plans = (after(rng.randint(8, 12)) for _ in range(20))
-            lives = killed_often(sparse, rng, tmp_path / str(seed), database, plans)
-            assert 3 <= lives < 12
+    for seed in trials(1, 30):
+        rng = random.Random(f"K4 {seed}")
+        plans = (after(rng.randint(8, 12)) for _ in range(20))
+        lives = killed_often(sparse, rng, tmp_path / str(seed), database, plans)
+        assert 3 <= lives < 12
 
 
 @pytest.mark.slow

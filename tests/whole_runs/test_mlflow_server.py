@@ -363,129 +363,118 @@ def complete(store: Store, tracker: Tracker, steps: int, firsts: list[int]) -> N
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_a_server_that_is_killed_or_frozen_and_comes_back(promise, how, database, tmp_path, monkeypatch, caplog):
+def test_a_server_that_is_killed_or_frozen_and_comes_back(how, database, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
-    for at in promise.trials(
-        "T1", "a real server killed or frozen during a run, then back: nothing lost or duplicated", of=[how]
-    ):
-        with promise.trial(at):
-            home = tmp_path / "server"
-            home.mkdir()
-            shutil.copy(database, home / "mlflow.db")
-            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
-            with served(home, f"sqlite:///{home}/mlflow.db") as first:
-                monkeypatch.setenv("MLFLOW_TRACKING_URI", first.address)
-                store = Store.locate()
-                tracker = begin(store, how)
-                there = log_until(tracker, range(2000), tmp_path)
-                first.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-                away = log_until(tracker, range(2000, 4000), tmp_path)
-                while not warnings(caplog):
-                    time.sleep(0.1)
-                again = log_until(tracker, range(4000, 6000), tmp_path)
-                assert left(tracker.folder)[0] > 2000, "of what came after it has nothing"
-                # A percent of a step of 50 ms; a call that waits for a server takes 2 s.
-                assert max(away, again) - there < 0.0005
-                if how == "frozen":
-                    first.signal(signal.SIGCONT)
-                with served(home, f"sqlite:///{home}/mlflow.db", first.port) if how == "killed" else nullcontext():
-                    assert tracker.flush(300)
-                    log_until(tracker, range(6000, 6010), tmp_path)
-                    tracker.finish("FINISHED")
-                    complete(store, tracker, 6010, [0, 2000, 4000, 6000])
-            assert "takes metrics again; nothing was lost" in warnings(caplog)[-1]
+    home = tmp_path / "server"
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    with served(home, f"sqlite:///{home}/mlflow.db") as first:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", first.address)
+        store = Store.locate()
+        tracker = begin(store, how)
+        there = log_until(tracker, range(2000), tmp_path)
+        first.signal(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+        away = log_until(tracker, range(2000, 4000), tmp_path)
+        while not warnings(caplog):
+            time.sleep(0.1)
+        again = log_until(tracker, range(4000, 6000), tmp_path)
+        assert left(tracker.folder)[0] > 2000, "of what came after it has nothing"
+        # A percent of a step of 50 ms; a call that waits for a server takes 2 s.
+        assert max(away, again) - there < 0.0005
+        if how == "frozen":
+            first.signal(signal.SIGCONT)
+        with served(home, f"sqlite:///{home}/mlflow.db", first.port) if how == "killed" else nullcontext():
+            assert tracker.flush(300)
+            log_until(tracker, range(6000, 6010), tmp_path)
+            tracker.finish("FINISHED")
+            complete(store, tracker, 6010, [0, 2000, 4000, 6000])
+    assert "takes metrics again; nothing was lost" in warnings(caplog)[-1]
 
 
 @pytest.mark.parametrize("wrong", ["drop", "half", "garbage", "500", "429", "401", "2 s"])
-def test_a_server_whose_answers_are_wrong(promise, wrong, door, tmp_path, monkeypatch):
+def test_a_server_whose_answers_are_wrong(wrong, door, tmp_path, monkeypatch):
     """The first answer to each kind of request is wrong, from the beginning of the run on; then every fourth."""
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
     # MLflow's client tries once more by itself: what is done twice must be there once all the same.
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    what = "each kind of answer of a real server lost after the call, truncated, garbled, refused or late"
-    for at in promise.trials("T2", what, of=[wrong]):
-        with promise.trial(at):
-            seen: dict[str, int] = {}
-            # At the beginning of a run two of them are mistakes.
-            begun = [True] if wrong not in ("garbage", "401") else []
+    seen: dict[str, int] = {}
+    # At the beginning of a run two of them are mistakes.
+    begun = [True] if wrong not in ("garbage", "401") else []
 
-            def answer(path, seen=seen, begun=begun):
-                kind = path.partition("?")[0]
-                kind = "/artifacts" if "mlflow-artifacts" in kind else kind
-                seen[kind] = seen.get(kind, -1) + 1
-                return wrong if begun and seen[kind] % 4 == 0 else ""
+    def answer(path, seen=seen, begun=begun):
+        kind = path.partition("?")[0]
+        kind = "/artifacts" if "mlflow-artifacts" in kind else kind
+        seen[kind] = seen.get(kind, -1) + 1
+        return wrong if begun and seen[kind] % 4 == 0 else ""
 
-            door.wrong = answer
-            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
-            store = Store.locate()
-            tracker = begin(store, f"wrong {wrong}")
-            begun.append(True)
-            for first in (0, 50, 100):
-                log_until(tracker, range(first, first + 50), tmp_path)
-                time.sleep(0.5)
-            assert tracker.flush(300)
-            tracker.finish("FINISHED")
-            assert sum(seen.values()) > 10
-            door.wrong = lambda path: ""
-            complete(store, tracker, 150, [0, 50, 100])
+    door.wrong = answer
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    store = Store.locate()
+    tracker = begin(store, f"wrong {wrong}")
+    begun.append(True)
+    for first in (0, 50, 100):
+        log_until(tracker, range(first, first + 50), tmp_path)
+        time.sleep(0.5)
+    assert tracker.flush(300)
+    tracker.finish("FINISHED")
+    assert sum(seen.values()) > 10
+    door.wrong = lambda path: ""
+    complete(store, tracker, 150, [0, 50, 100])
 
 
-def test_a_server_whose_disk_is_full_for_a_while(promise, database, tmp_path, monkeypatch, caplog):
+def test_a_server_whose_disk_is_full_for_a_while(database, tmp_path, monkeypatch, caplog):
     """Its processes may write no file further than it is long."""
     import psutil
 
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.2)
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 300.0)
-    for at in promise.trials("T3", "the disk of a real server full during a run", of=["full"]):
-        with promise.trial(at):
-            home = tmp_path / "server"
-            home.mkdir()
-            shutil.copy(database, home / "mlflow.db")
-            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
-            with served(home, f"sqlite:///{home}/mlflow.db") as server:
-                monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
-                store = Store.locate()
-                tracker = begin(store, "full")
-                log_until(tracker, range(100), tmp_path)
-                assert tracker.flush(120)
+    home = tmp_path / "server"
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    with served(home, f"sqlite:///{home}/mlflow.db") as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+        store = Store.locate()
+        tracker = begin(store, "full")
+        log_until(tracker, range(100), tmp_path)
+        assert tracker.flush(120)
 
-                def limit(most: int, server=server) -> None:
-                    whole = psutil.Process(server.process.pid)
-                    for process in (whole, *whole.children(recursive=True)):
-                        process.rlimit(psutil.RLIMIT_FSIZE, (most, -1))
+        def limit(most: int, server=server) -> None:
+            whole = psutil.Process(server.process.pid)
+            for process in (whole, *whole.children(recursive=True)):
+                process.rlimit(psutil.RLIMIT_FSIZE, (most, -1))
 
-                limit((home / "mlflow.db").stat().st_size)
-                log_until(tracker, range(100, 3000), tmp_path)
-                while not warnings(caplog):
-                    time.sleep(0.1)
-                assert not tracker.flush(1) and "Traceback" not in caplog.text
-                limit(-1)
-                assert tracker.flush(300)
-                tracker.finish("FINISHED")
-                complete(store, tracker, 3000, [0, 100])
+        limit((home / "mlflow.db").stat().st_size)
+        log_until(tracker, range(100, 3000), tmp_path)
+        while not warnings(caplog):
+            time.sleep(0.1)
+        assert not tracker.flush(1) and "Traceback" not in caplog.text
+        limit(-1)
+        assert tracker.flush(300)
+        tracker.finish("FINISHED")
+        complete(store, tracker, 3000, [0, 100])
 
 
-def test_a_run_that_begins_and_ends_before_its_server_does(promise, database, tmp_path, monkeypatch, caplog):
+def test_a_run_that_begins_and_ends_before_its_server_does(database, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 1.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    for at in promise.trials("T2", "started and finished with no server; completed by sync", of=["away"]):
-        with promise.trial(at):
-            home, port = tmp_path / "server", _port()
-            home.mkdir()
-            shutil.copy(database, home / "mlflow.db")
-            save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
-            monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
-            store = Store.locate()
-            tracker = begin(store, "later")
-            log_until(tracker, range(1500), tmp_path)
-            tracker.finish("FINISHED")
-            said = warnings(caplog)
-            assert len(said) == 2 and "the run begins all the same" in said[0] and "trainkit sync" in said[1]
-            assert CliRunner().invoke(main.main, ["sync"]).exit_code == 2
-            with served(home, f"sqlite:///{home}/mlflow.db", port):
-                done = CliRunner().invoke(main.main, ["sync"])
-                assert done.exit_code == 0 and "FINISHED" in done.output, done.output
-                complete(store, tracker, 1500, [0])
+    home, port = tmp_path / "server", _port()
+    home.mkdir()
+    shutil.copy(database, home / "mlflow.db")
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+    store = Store.locate()
+    tracker = begin(store, "later")
+    log_until(tracker, range(1500), tmp_path)
+    tracker.finish("FINISHED")
+    said = warnings(caplog)
+    assert len(said) == 2 and "the run begins all the same" in said[0] and "trainkit sync" in said[1]
+    assert CliRunner().invoke(main.main, ["sync"]).exit_code == 2
+    with served(home, f"sqlite:///{home}/mlflow.db", port):
+        done = CliRunner().invoke(main.main, ["sync"])
+        assert done.exit_code == 0 and "FINISHED" in done.output, done.output
+        complete(store, tracker, 1500, [0])

@@ -187,11 +187,9 @@ def trial(undisturbed: dict, database: Path, home: Path, seed: int, patch: pytes
     return [name for name in undisturbed if undisturbed[name] != found[name]]
 
 
-def test_through_calls_that_fail_before_and_after_they_are_made(promise, undisturbed, database, tmp_path, monkeypatch):
-    what = "every third call to the store fails, half of them after taking effect: nothing lost or duplicated"
-    for seed in promise.trials("T1", what, few=3, many=100):
-        with promise.trial(seed):
-            assert trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch) == []
+def test_through_calls_that_fail_before_and_after_they_are_made(trials, undisturbed, database, tmp_path, monkeypatch):
+    for seed in trials(3, 100):
+        assert trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch) == []
 
 
 # ---- A training whose store is locked when it begins
@@ -206,13 +204,10 @@ def reference(tmp_path_factory, database) -> dict:
         return account(run(*WORDS).folder)
 
 
-def test_a_training_that_begins_while_its_store_is_locked(
-    promise, reference, database, tmp_path, capsys, caplog, monkeypatch
-):
+def test_a_training_that_begins_while_its_store_is_locked(reference, database, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
-    what = "started while the store is locked: trains, and everything arrives once when it is back"
-    for back in promise.trials("T2", what, of=["in the middle", "sync", "the next run"]):
-        with promise.trial(back), contextlib.ExitStack() as held:
+    for back in ["in the middle", "sync", "the next run"]:
+        with contextlib.ExitStack() as held:
             caplog.clear()
             home = tmp_path / back.replace(" ", "-")  # a run says what was changed since the last one of its store
             home.mkdir()
@@ -345,23 +340,19 @@ def works(tracker: Tracker, files: Path) -> threading.Thread:
 
 
 @pytest.mark.parametrize("where", ["a call", "fsync", "replace"])
-def test_the_training_passes_a_sender_that_is_stuck(promise, where, here, tmp_path, monkeypatch):
-    for at in promise.trials(
-        "I7", "the upload thread stuck in a call, in fsync, in a rename: no call waits", of=[where]
-    ):
-        with promise.trial(at):
-            tracker = begin(here)
-            came, let = stuck(monkeypatch, where)
-            try:
-                tracker.log(0, {"train/loss": 1.0})
-                assert came.wait(60)
-                training = works(tracker, tmp_path)
-                training.join(120)
-                assert not training.is_alive() and not let.is_set(), "the training waits for the sender"
-            finally:
-                let.set()
-            tracker.finish("FINISHED")
-            assert unsound(tracker.folder) == []
+def test_the_training_passes_a_sender_that_is_stuck(where, here, tmp_path, monkeypatch):
+    tracker = begin(here)
+    came, let = stuck(monkeypatch, where)
+    try:
+        tracker.log(0, {"train/loss": 1.0})
+        assert came.wait(60)
+        training = works(tracker, tmp_path)
+        training.join(120)
+        assert not training.is_alive() and not let.is_set(), "the training waits for the sender"
+    finally:
+        let.set()
+    tracker.finish("FINISHED")
+    assert unsound(tracker.folder) == []
 
 
 def test_no_call_to_the_store_is_made_by_the_training(here, tmp_path, monkeypatch):
@@ -386,13 +377,13 @@ def test_no_call_to_the_store_is_made_by_the_training(here, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_two_runs_of_two_processes_each_write_into_one_store_at_once(promise, database, tmp_path):
+def test_two_runs_of_two_processes_each_write_into_one_store_at_once(trials, database, tmp_path):
     """A line at every step of 40 epochs, from two that begin together."""
     words = ("train.length=40 epochs", "log={every: 1 steps, system_every: null, figures: null}")
-    for seed in promise.trials("T4", "two runs of two ranks log into one SQLite store: nothing lost", few=1, many=10):
+    for seed in trials(1, 10):
         home = tmp_path / str(seed)
         home.mkdir()
-        with promise.trial(seed), own_store(home, database), contextlib.ExitStack() as both:
+        with own_store(home, database), contextlib.ExitStack() as both:
             jobs = [
                 both.enter_context(job(home / str(k), *words, f"seed={10 * seed + k}", processes=2)) for k in range(2)
             ]

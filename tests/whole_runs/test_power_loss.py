@@ -164,10 +164,8 @@ def cuts(recording: Recording, out: Path, seed: int) -> str:
     return ""
 
 
-def test_after_a_power_cut_there_is_a_whole_checkpoint_and_all_that_belongs_to_it(promise, life):
+def test_after_a_power_cut_there_is_a_whole_checkpoint_and_all_that_belongs_to_it(trials, life):
     recording, out = life
     assert len(recording.operations) > 150 and len(recording.reached(10**9, "committed")) == 5
-    text = "power cut after every write operation of a run; unsynced bytes and names lost, zeroed or kept"
-    for seed in promise.trials("K5", text, few=6, many=400):
-        with promise.trial(seed):
-            assert cuts(recording, out, seed) == ""
+    for seed in trials(6, 400):
+        assert cuts(recording, out, seed) == ""

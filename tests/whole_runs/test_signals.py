@@ -116,41 +116,36 @@ def interrupted(one: Job, phase: Phase, number: int, everybody: bool) -> float:
     return time.monotonic() - began
 
 
-def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(promise, whole, tmp_path, database):
+def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(trials, whole, tmp_path, database):
     every = [(name, number, all_) for number in SIGNALS for all_ in (False, True) for name in PHASES]
     random.Random(0).shuffle(every)
     first = [(name, SIGNALS[k % 3], bool(k % 2)) for k, name in enumerate(list(PHASES)[:4])]
     every = [*first, *(one for one in every if one not in first)]
     longest = 0.0
-    for seed in promise.trials(
-        "S1", "stopped by a signal in any phase: saves, exits, resumes to the same bits", few=3, many=114
-    ):
-        with promise.trial(seed):
-            name, number, everybody = every[seed % len(every)]
-            phase, home = PHASES[name], tmp_path / str(seed)
-            home.mkdir()
-            with own_store(home, database):
-                words = tuple(word.replace("FIRST", str(whole.first)) for word in phase.words)
-                with job(home, *words, plan=phase.plan()) as one:
-                    took = interrupted(one, phase, number, everybody)
-                    longest = max(longest, took)
-                    print(
-                        f"{name}, {number.name}, {'all' if everybody else 'one'}: gone after {took:.1f} s", flush=True
-                    )
-                    assert "and still running" not in one.said, one.said
-                    # Told while a file is sent, a run may be at its end or, as threads take turns, on its way there.
-                    finished = name == "shutdown" or (name == "sending" and newest().info().status == "FINISHED")
-                    assert one.end() == [0 if finished else 143], one.said
-                if phase.step is not None:
-                    cut = Ran(143, newest())
-                    assert cut.folder.info().status == ("FINISHED" if finished else "KILLED")
-                    assert cut.last.step >= phase.step or (name == "sending" and not finished), (
-                        "at most the update under way is lost"
-                    )
-                else:
-                    assert {one.info().status for one in Store.locate().runs()} <= {"KILLED"}
-                if not finished:
-                    assert_goes_on(home, whole[words], words)
+    for seed in trials(3, 114):
+        name, number, everybody = every[seed % len(every)]
+        phase, home = PHASES[name], tmp_path / str(seed)
+        home.mkdir()
+        with own_store(home, database):
+            words = tuple(word.replace("FIRST", str(whole.first)) for word in phase.words)
+            with job(home, *words, plan=phase.plan()) as one:
+                took = interrupted(one, phase, number, everybody)
+                longest = max(longest, took)
+                print(f"{name}, {number.name}, {'all' if everybody else 'one'}: gone after {took:.1f} s", flush=True)
+                assert "and still running" not in one.said, one.said
+                # Told while a file is sent, a run may be at its end or, as threads take turns, on its way there.
+                finished = name == "shutdown" or (name == "sending" and newest().info().status == "FINISHED")
+                assert one.end() == [0 if finished else 143], one.said
+            if phase.step is not None:
+                cut = Ran(143, newest())
+                assert cut.folder.info().status == ("FINISHED" if finished else "KILLED")
+                assert cut.last.step >= phase.step or (name == "sending" and not finished), (
+                    "at most the update under way is lost"
+                )
+            else:
+                assert {one.info().status for one in Store.locate().runs()} <= {"KILLED"}
+            if not finished:
+                assert_goes_on(home, whole[words], words)
     print(f"gone after {longest:.1f} s at most")
 
 
@@ -231,9 +226,8 @@ def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(sto
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits(promise, whole, tmp_path, database):
+def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits(trials, whole, tmp_path, database):
     """The launcher alone is told, or it and all processes; SIGKILL for the launcher, of which only the kernel tells."""
-    text = "stopped through a launcher: saves, exits, resumes to the same bits"
     every = [
         (launcher, name, number, everybody)
         for name in ("mid accumulation", "data opening", "evaluation", "inside a save", "report", "first step")
@@ -244,38 +238,37 @@ def test_beneath_launchers_a_run_told_to_stop_saves_and_goes_on_to_the_same_bits
     # The six of the slow tests have every signal to the launcher alone or to all, but SIGKILL; this one is not drawn.
     every.insert(0, every.pop(every.index(("accelerate", "first step", 15, False))))
     references = {}
-    for seed in promise.trials("S1 launchers", text, few=6, many=72):
-        with promise.trial(seed):
-            launcher, name, number, everybody = every[seed % len(every)]
-            phase, home = PHASES[name], tmp_path / str(seed)
-            processes = 2 if launcher == "torchrun" else 1
-            home.mkdir()
-            with own_store(home, database):
-                plan = [{**fault, "rank": 0} for fault in phase.plan()]
-                if processes == 2:  # a process has half of the micro-batches
-                    plan = [{**fault, "call": 1 + fault["call"] // 2} for fault in plan]
-                with launched(home, launcher, plan=plan) as one:
-                    one.until_struck()
-                    began = time.monotonic()
-                    one.signal_all(number) if everybody else one.signal(number)
-                    one.gone()
-                    took = time.monotonic() - began
-                    print(f"{launcher}, {name}, {number}, {'all' if everybody else 'it'}: {took:.1f} s", flush=True)
-                    assert "and still running" not in one.said, one.said
-                if phase.step is not None and name != "evaluation":
-                    assert newest().info().status == "KILLED", one.said
-                    assert Ran(143, newest()).last.step >= phase.step // 2
-                if processes not in references:
-                    other = home / "whole"
-                    other.mkdir()
-                    with own_store(other, database), job(other, processes=processes) as all_of_it:
-                        assert set(all_of_it.end()) == {0}, all_of_it.said
-                        references[processes] = all_of_it.ran()
-                with job(home, "--resume-or-start", processes=processes) as again:
-                    assert set(again.end()) == {0}, again.said
-                    ran = again.ran()
-                assert all_same(ran, references[processes]) and ran.repeatable == references[processes].repeatable
-                assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
+    for seed in trials(6, 72):
+        launcher, name, number, everybody = every[seed % len(every)]
+        phase, home = PHASES[name], tmp_path / str(seed)
+        processes = 2 if launcher == "torchrun" else 1
+        home.mkdir()
+        with own_store(home, database):
+            plan = [{**fault, "rank": 0} for fault in phase.plan()]
+            if processes == 2:  # a process has half of the micro-batches
+                plan = [{**fault, "call": 1 + fault["call"] // 2} for fault in plan]
+            with launched(home, launcher, plan=plan) as one:
+                one.until_struck()
+                began = time.monotonic()
+                one.signal_all(number) if everybody else one.signal(number)
+                one.gone()
+                took = time.monotonic() - began
+                print(f"{launcher}, {name}, {number}, {'all' if everybody else 'it'}: {took:.1f} s", flush=True)
+                assert "and still running" not in one.said, one.said
+            if phase.step is not None and name != "evaluation":
+                assert newest().info().status == "KILLED", one.said
+                assert Ran(143, newest()).last.step >= phase.step // 2
+            if processes not in references:
+                other = home / "whole"
+                other.mkdir()
+                with own_store(other, database), job(other, processes=processes) as all_of_it:
+                    assert set(all_of_it.end()) == {0}, all_of_it.said
+                    references[processes] = all_of_it.ran()
+            with job(home, "--resume-or-start", processes=processes) as again:
+                assert set(again.end()) == {0}, again.said
+                ran = again.ran()
+            assert all_same(ran, references[processes]) and ran.repeatable == references[processes].repeatable
+            assert {one.info().status for one in Store.locate().runs()} == {"FINISHED"}
 
 
 def test_an_evaluation_that_was_cut_off_is_held_by_the_run_that_goes_on(store, whole, monkeypatch):

@@ -56,19 +56,16 @@ def read(split, bad: Damage | None = None, **more) -> list[dict[str, torch.Tenso
     return list(stream.training(split, partial(PLAN.keys, split, 0), Loader(**more), pin=False, damage=bad))
 
 
-def test_every_flip_of_a_packed_row_is_found_when_it_is_read(promise, pictures):
+def test_every_flip_of_a_packed_row_is_found_when_it_is_read(trials, pictures):
     whole = opened(pictures)
     content = (whole.packed.path / "rows.arrow").read_bytes()
-    for seed in promise.trials(
-        "B1", "a flipped bit in a packed image is found when the image is read", few=40, many=2000
-    ):
-        with promise.trial(seed):
-            row = seed % 48
-            damage(whole.packed, [row], seed)
-            split = opened(pictures)
-            with pytest.raises(UserError, match=rf"row {row} \(\w+/\d+\.png\): is not what was written"):
-                split.fetch(np.array([row]), 0)
-            (whole.packed.path / "rows.arrow").write_bytes(content)
+    for seed in trials(40, 2000):
+        row = seed % 48
+        damage(whole.packed, [row], seed)
+        split = opened(pictures)
+        with pytest.raises(UserError, match=rf"row {row} \(\w+/\d+\.png\): is not what was written"):
+            split.fetch(np.array([row]), 0)
+        (whole.packed.path / "rows.arrow").write_bytes(content)
 
 
 def test_without_its_checksum_a_flip_is_not_seen(pictures, monkeypatch):

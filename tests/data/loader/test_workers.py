@@ -101,45 +101,43 @@ def reading(split, row: int) -> tuple[int, str]:
     return place, f"loader, epoch 0, rows {', '.join(map(str, order[place]))} of train: "
 
 
-def faults(promise, text: str) -> Iterator[tuple[int, str]]:
+def faults(trials) -> Iterator[tuple[int, str]]:
     """Trials of each fault in turn, at rows drawn by the seed."""
-    for seed in promise.trials("W1", text, few=len(FAULTS), many=10 * len(FAULTS)):
+    for seed in trials(len(FAULTS), 10 * len(FAULTS)):
         yield seed, list(FAULTS)[seed % len(FAULTS)]
 
 
-def test_a_lost_worker_is_replaced_and_the_batches_are_the_same(promise, tmp_path, caplog):
-    for seed, fault in faults(promise, "a lost worker is replaced, its rows are named and the batches are the same"):
-        with promise.trial(seed):
-            row, told = int(np.random.default_rng(seed).integers(64)), []
-            split = FailingData(fault=fault, row=row, once=str(tmp_path / str(seed))).open(0).train
-            expected = list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False))
-            began, seconds = time.monotonic(), 2 if fault in SILENT else 60
-            with caplog.at_level(logging.WARNING, "trainkit"):
-                got = list(
-                    loading.training(
-                        split, partial(PLAN.keys, split, 0), loader(seconds=seconds), pin=False, tell=told.append
-                    )
+def test_a_lost_worker_is_replaced_and_the_batches_are_the_same(trials, tmp_path, caplog):
+    for seed, fault in faults(trials):
+        row, told = int(np.random.default_rng(seed).integers(64)), []
+        split = FailingData(fault=fault, row=row, once=str(tmp_path / str(seed))).open(0).train
+        expected = list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False))
+        began, seconds = time.monotonic(), 2 if fault in SILENT else 60
+        with caplog.at_level(logging.WARNING, "trainkit"):
+            got = list(
+                loading.training(
+                    split, partial(PLAN.keys, split, 0), loader(seconds=seconds), pin=False, tell=told.append
                 )
-            assert same(got, expected) and len(got) == 8
-            assert 1 <= len(told) <= RESTARTS and told[0] in caplog.text and "replaced (1 of 3 times)" in told[0]
-            assert told[0].startswith(reading(split, row)[1]) and re.search(SAID[fault], told[0])
-            assert fault in SILENT or time.monotonic() - began < 60, "a death is noticed at once, not by its silence"
+            )
+        assert same(got, expected) and len(got) == 8
+        assert 1 <= len(told) <= RESTARTS and told[0] in caplog.text and "replaced (1 of 3 times)" in told[0]
+        assert told[0].startswith(reading(split, row)[1]) and re.search(SAID[fault], told[0])
+        assert fault in SILENT or time.monotonic() - began < 60, "a death is noticed at once, not by its silence"
 
 
-def test_a_row_that_no_worker_survives_ends_the_stream_where_it_is(promise, monkeypatch):
-    for seed, fault in faults(promise, "rows that kill every worker end the run at their place"):
+def test_a_row_that_no_worker_survives_ends_the_stream_where_it_is(trials, monkeypatch):
+    for seed, fault in faults(trials):
         many = 1 if fault in SILENT else RESTARTS  # each of these takes its seconds of silence
         monkeypatch.setattr(workers, "RESTARTS", many)
-        with promise.trial(seed):
-            row, got = int(np.random.default_rng(seed).integers(64)), []
-            split = FailingData(fault=fault, row=row).open(0).train
-            place, said = reading(split, row)
-            seconds = 1 if fault in SILENT else 60
-            with pytest.raises(UserError, match=SAID[fault]) as caught:
-                for batch in loading.training(split, partial(PLAN.keys, split, 0), loader(seconds=seconds), pin=False):
-                    got.append(batch["index"].tolist())
-            assert got == split.order(0, 8)[:place].tolist()
-            assert str(caught.value).startswith(said) and f"{many} were replaced before" in str(caught.value)
+        row, got = int(np.random.default_rng(seed).integers(64)), []
+        split = FailingData(fault=fault, row=row).open(0).train
+        place, said = reading(split, row)
+        seconds = 1 if fault in SILENT else 60
+        with pytest.raises(UserError, match=SAID[fault]) as caught:
+            for batch in loading.training(split, partial(PLAN.keys, split, 0), loader(seconds=seconds), pin=False):
+                got.append(batch["index"].tolist())
+        assert got == split.order(0, 8)[:place].tolist()
+        assert str(caught.value).startswith(said) and f"{many} were replaced before" in str(caught.value)
 
 
 def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
