@@ -39,13 +39,12 @@ OTHERS = {
         "task.net={name: ir18, embedding: 64, width: 0.125}",
         "task.net={name: timm, model: test_resnet, embedding: 64}",
     ),
-    "adadistill": ("task.method=aml", "task.method=mse", "task.duplicates=sequential"),
+    "adadistill": ("task.method=aml", "task.method=mse"),
     "reid": ("task.triplet={}", "task.net.fusion={name: transformer, heads: 2}"),
     "segment2d": (
         "task.objective={ohem: {}}",
         "task.objective={ce: 0, dice: 1}",
         "task.objective={ce: 0, lovasz: 1}",
-        "task.objective={ce: 0, boundary: 1}",
         "task.net={name: bisenetv1, encoder: test_resnet, width: 0.125}",
     ),
     "segment3d": (

@@ -30,6 +30,8 @@ DROPPED = [
     ("tom500", "data.augment.elastic", None, {"p": 0.2}, "rotate and scale change the shape"),
     ("adadistill", "task.products", "float32", "bf16", "multiplied in float32"),
     ("adadistill", "task.matmul_dtype", "float32", "bf16", "multiplied in float32"),
+    ("adadistill", "task.duplicates", "last", "sequential", "the last one moves its centre"),
+    ("segment", "task.objective.boundary", 0.0, 0.5, "use near"),
     ("reid", "data.queries", "all", "one", "every combination of the modalities"),
     ("reid", "data.same_camera", "ignore", "keep", "leave out the column `camera`"),
     ("reid", "data.sampler.short", "repeat", "drop", "come again in a draw"),

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from trainkit.config.validation import validate
-from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
-from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss, boundary, dice, lovasz, ohem_weights, resized
+from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss, lovasz, ohem_weights, resized
 
 NAMES = ("road", "car", "pole", "sky")
 
@@ -87,41 +86,6 @@ def lovasz_by_hand(logits, mask, weight) -> float:
     return over_classes(found, weight)
 
 
-def square(values, at, side, best=-math.inf):
-    """The largest of `values` (h, w) in the square around a place, within the frame."""
-    h, w = len(values), len(values[0])
-    y, x = at
-    r = side // 2
-    return max(values[j][i] for j in range(max(0, y - r), min(h, y + r + 1))
-               for i in range(max(0, x - r), min(w, x + r + 1)))  # fmt: skip
-
-
-def boundary_by_hand(logits, mask, weight, width, reach) -> float:
-    found = {}
-    for b in range(len(mask)):
-        h, w = mask.shape[1:]
-        labels = mask[b].tolist()
-        p = logits[b].softmax(0).tolist()
-        places = [(y, x) for y in range(h) for x in range(w)]
-        valid = {at for at in places if labels[at[0]][at[1]] != IGNORED}
-
-        def edges(of, valid=valid, h=h, w=w, places=places):
-            other = [[1 - of(y, x) if (y, x) in valid else 0.0 for x in range(w)] for y in range(h)]
-            return [[square(other, (y, x), width) - other[y][x] if (y, x) in valid else 0.0 for x in range(w)]
-                    for y in range(h)]  # fmt: skip
-
-        for c in range(logits.shape[1]):
-            true = edges(lambda y, x, c=c, labels=labels: float(labels[y][x] == c))
-            seen = edges(lambda y, x, c=c, p=p: p[c][y][x])
-            there, here = sum(map(sum, true)), sum(map(sum, seen))
-            if not there:
-                continue
-            precision = sum(seen[y][x] * square(true, (y, x), reach) for y, x in places) / (here + 1e-7)
-            recall = sum(true[y][x] * square(seen, (y, x), reach) for y, x in places) / (there + 1e-7)
-            found[c, b] = 1 - 2 * precision * recall / (precision + recall + 1e-7)
-    return over_classes(found, weight)
-
-
 weights = st.sampled_from([0.0, 0.3, 1.0])
 
 
@@ -129,7 +93,7 @@ weights = st.sampled_from([0.0, 0.3, 1.0])
 @given(
     seed=st.integers(0, 10**6),
     shape=st.sampled_from([(1, 3, 4), (2, 5, 3), (1, 1, 1), (3, 4, 6)]),
-    terms=st.tuples(st.just(1.0), weights, weights, weights),
+    terms=st.tuples(st.just(1.0), weights, weights),
     ohem=st.sampled_from([None, (0.7, 1 / 16), (0.3, 0.5), (0.001, 0.3), (0.99, 1.0)]),
     near=st.sampled_from([None, (2.0, 3.0)]),
     ignored=st.sampled_from([0.0, 0.3, 0.9]),
@@ -138,7 +102,7 @@ weights = st.sampled_from([0.0, 0.3, 1.0])
 def test_every_term_is_the_sum_written_out(seed, shape, terms, ohem, near, ignored, weighted):
     logits, mask, distance = pixels(seed, *shape, ignored=ignored)
     loss = PixelLoss(
-        **dict(zip(("ce", "dice", "lovasz", "boundary"), terms, strict=True)),
+        **dict(zip(("ce", "dice", "lovasz"), terms, strict=True)),
         ohem=ohem and Ohem(probability=ohem[0], least=ohem[1]),
         near=near and Near(strength=near[0], sigma=near[1]),
         class_weights={"car": 3.0, "road": 0.5} if weighted else {},
@@ -149,7 +113,6 @@ def test_every_term_is_the_sum_written_out(seed, shape, terms, ohem, near, ignor
         "ce": cross_entropy_by_hand(loss, logits, mask, distance, hand),
         "dice": dice_by_hand(logits, mask, hand),
         "lovasz": lovasz_by_hand(logits, mask, hand),
-        "boundary": boundary_by_hand(logits, mask, hand, 3, 5),
     }
     found = loss.terms(logits, mask, distance, weight)
     assert list(found) == [name for name in expected if getattr(loss, name)]
@@ -226,11 +189,12 @@ def test_a_loss_that_is_no_number_stays_none():
 # All of them
 
 
-EVERY = PixelLoss(ce=0.5, ohem=Ohem(), dice=0.7, lovasz=0.3, boundary=0.4, near=Near())
+EVERY = PixelLoss(ce=0.5, ohem=Ohem(), dice=0.7, lovasz=0.3, near=Near())
 
 
-@pytest.mark.parametrize("terms", [{"ce": 1, "ohem": Ohem(probability=0.5)}, {"ce": 0, "dice": 1},
-                                   {"ce": 0, "lovasz": 1}, {"ce": 0, "boundary": 1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "terms", [{"ce": 1, "ohem": Ohem(probability=0.5)}, {"ce": 0, "dice": 1}, {"ce": 0, "lovasz": 1}]
+)
 def test_gradients_are_those_of_small_differences(terms):
     logits, mask, distance = pixels(3, 2, 3, 4)
     mask[mask == 2] = 0  # a class that is nowhere
@@ -247,7 +211,7 @@ def test_a_micro_batch_without_a_labelled_pixel_costs_nothing_and_moves_nothing(
     assert loss.item() == 0 and (logits.grad == 0).all()
 
 
-@pytest.mark.parametrize("name", ["ce", "dice", "lovasz", "boundary"])
+@pytest.mark.parametrize("name", ["ce", "dice", "lovasz"])
 def test_a_pixel_without_a_class_matters_to_nothing(name):
     loss = PixelLoss(**{"ce": 0, name: 1})
     logits, mask, _ = pixels(4, 2, 7, 8)
@@ -259,7 +223,7 @@ def test_a_pixel_without_a_class_matters_to_nothing(name):
     assert (logits.grad.abs().sum(1)[mask == IGNORED] < 1e-12).all() and logits.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", ["ce", "dice", "lovasz", "boundary"])
+@pytest.mark.parametrize("name", ["ce", "dice", "lovasz"])
 def test_right_costs_nothing_wrong_much_and_descending_it_finds_the_mask(name):
     loss = PixelLoss(**{"ce": 0, name: 1})
     mask = torch.zeros(1, 12, 12, dtype=torch.uint8)
@@ -268,8 +232,6 @@ def test_right_costs_nothing_wrong_much_and_descending_it_finds_the_mask(name):
     kind = F.one_hot(mask.long().clamp_max(3), 4).movedim(-1, 1)
     assert loss(40.0 * kind, mask) < 1e-5
     assert loss(40.0 * kind.roll(4, 2), mask) > 0.25
-    if name == "boundary":  # tells where outlines are, and not what is inside
-        return
     logits = torch.zeros(1, 4, 12, 12, requires_grad=True)
     for _ in range(30):
         (slope,) = torch.autograd.grad(loss(logits, mask), logits)
@@ -284,36 +246,6 @@ def test_of_sure_predictions_lovasz_is_one_minus_iou():
     valid = mask != IGNORED
     iou = [((guess == c) & (mask == c)).sum() / (((guess == c) & valid) | (mask == c)).sum() for c in range(4)]
     assert lovasz(p, mask).item() == pytest.approx(1 - float(torch.stack(iou).mean()))
-
-
-def test_dice_is_of_the_micro_batch_as_a_whole():
-    logits, mask, _ = pixels(2, 2, 5, 5)
-    p = logits.softmax(1)
-    joined = torch.cat(list(p), 2)[None], torch.cat(list(mask), 1)[None]
-    torch.testing.assert_close(dice(p, mask), dice(*joined))
-    assert abs(float(dice(p, mask) - (dice(p[:1], mask[:1]) + dice(p[1:], mask[1:])) / 2)) > 1e-4
-
-
-def test_a_boundary_within_reach_is_met_and_one_beyond_is_not():
-    def stripes(at):
-        mask = torch.zeros(1, 5, 24, dtype=torch.uint8)
-        mask[..., at:] = 1
-        return mask
-
-    def off(by):
-        p = F.one_hot(stripes(12 + by).long(), 2).movedim(-1, 1).double()
-        return boundary(p, stripes(12), 3, 5).item()
-
-    # Reach 5 sees two pixels away on either side.
-    assert off(0) < 1e-6 and off(2) < 1e-6 and off(4) == pytest.approx(1)
-    assert off(3) == pytest.approx(1)
-
-
-def test_the_frame_and_what_is_unlabelled_make_no_boundary():
-    mask = torch.zeros(1, 6, 8, dtype=torch.uint8)
-    mask[:, 2:4] = IGNORED
-    p = torch.rand(1, 2, 6, 8, dtype=torch.float64).softmax(1)
-    assert boundary(p, mask) == 0
 
 
 def test_pixels_near_a_boundary_count_more():
@@ -356,7 +288,7 @@ def test_half_precision_is_computed_in_float32_also_under_autocast(kind):
     torch.testing.assert_close(found, EVERY(half.float()[..., ::2, ::2], mask, distance), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ohem", "dice", "lovasz", "boundary"])
+@pytest.mark.parametrize("name", ["ohem", "dice", "lovasz"])
 def test_no_shape_and_no_branch_depends_on_what_tensors_hold(name):
     """For that a GPU would have to be waited for; tensors without values cannot be asked."""
     loss = PixelLoss(ohem=Ohem(), near=Near()) if name == "ohem" else PixelLoss(ce=0, **{name: 1})
@@ -392,36 +324,21 @@ def test_nothing_waits_for_the_device():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("block", "settings", "said"),
     [
-        ({"ce": -1}, "ce"),
-        ({"ce": 0}, "ce, dice, lovasz, boundary are all 0"),
-        ({"boundary_width": 4}, "boundary_width is 4"),
-        ({"boundary_reach": 1}, "boundary_reach"),
-        ({"ce": 0, "dice": 1, "ohem": {}}, "ohem changes the cross-entropy"),
-        ({"ce": 0, "dice": 1, "near": {}}, "near changes the cross-entropy"),
+        (PixelLoss, {"ce": -1}, "ce"),
+        (PixelLoss, {"ce": 0}, "ce, dice, lovasz are all 0"),
+        (PixelLoss, {"ce": 0, "dice": 1, "ohem": {}}, "ohem changes the cross-entropy"),
+        (PixelLoss, {"ce": 0, "dice": 1, "near": {}}, "near changes the cross-entropy"),
+        (Ohem, {"probability": 1.0}, "probability"),
+        (Ohem, {"least": 0.0}, "least"),
+        (Near, {"strength": 0.0}, "strength"),
+        (Near, {"sigma": math.inf}, "sigma"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, said):
+def test_settings_that_make_no_sense_are_refused(block, settings, said):
     with pytest.raises(ValueError, match=said):
-        validate(PixelLoss, settings, {})
-
-
-@pytest.mark.parametrize("settings", [{"probability": 0.0}, {"probability": 1.0}, {"least": 0.0}, {"least": 1.5}])
-def test_shares_of_ohem_are_shares(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        validate(Ohem, settings, {})
-
-
-@pytest.mark.parametrize("settings", [{"strength": 0.0}, {"sigma": -1.0}, {"sigma": math.inf}])
-def test_weights_near_boundaries_are_above_nothing(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        validate(Near, settings, {})
-
-
-def test_a_class_that_the_data_does_not_have_is_named():
-    with pytest.raises(UserError, match=r"task\.objective\.class_weights.*'pol'.*pole"):
-        PixelLoss(class_weights={"pol": 2.0}).weights(NAMES)
+        validate(block, settings, {})
 
 
 def test_shapes_that_do_not_fit_are_refused():

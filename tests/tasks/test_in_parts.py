@@ -37,7 +37,7 @@ def scene(_):
     task = Segment2d(
         net=BiSeNetV2Spec(name="bisenetv2", width=0.25),
         norm=Norm(name="group"),
-        objective=PixelLoss(ce=0.7, dice=0.3, lovasz=0.2, boundary=0.1, ohem=Ohem(), near=Near()),
+        objective=PixelLoss(ce=0.7, dice=0.3, lovasz=0.2, ohem=Ohem(), near=Near()),
     )
     torch.manual_seed(0)
     networks = task.build(scenes.META, {}, 0)
@@ -57,7 +57,7 @@ def volume(_):
 
 def distilled(teacher):
     margin = AdaFace(m=0.4, scale=16.0)
-    task, networks = faces.distil(teacher, margin=margin, duplicates="sequential", cache_teacher=False)
+    task, networks = faces.distil(teacher, margin=margin, cache_teacher=False)
     networks.frozen["teacher"].double()
     return task, networks, faces.batch(COUNT)
 

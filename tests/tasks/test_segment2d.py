@@ -136,7 +136,7 @@ def test_the_logged_accuracy_is_of_labelled_pixels_at_the_networks_stride(made):
 
 def test_a_crop_without_a_label_costs_nothing_and_moves_nothing(made):
     net = Sees()
-    task, networks = made(net, objective=PixelLoss(dice=1, lovasz=1, boundary=1, ohem=Ohem()), points=POINTS)
+    task, networks = made(net, objective=PixelLoss(dice=1, lovasz=1, ohem=Ohem()), points=POINTS)
     given = batch()
     given["mask"][:] = IGNORED
     found = task.loss(net, networks, given, AT)

@@ -34,7 +34,7 @@ def words(streets, **changes: str) -> list[str]:
         "data.eval_scales": "[0.5, 1.0]",
         "task.net": "{name: bisenetv2, width: 0.125}",
         "task.points": "{points: 32, subdivide: 64, channels: 16, near: 0.5}",
-        "task.objective": "{ohem: {}, dice: 0.5, lovasz: 0.5, boundary: 0.5, near: {}}",
+        "task.objective": "{ohem: {}, dice: 0.5, lovasz: 0.5, near: {}}",
         "train": "{length: 12 steps, batch_size: 4, micro_batch: 2, ema: 0.9}",
         "evaluations": "{val: {every: 6 steps, batch_size: 2}, multi: {split: val.mscf, batch_size: 2}, "
         "images: {split: val.overlays, every: 12 steps}}",

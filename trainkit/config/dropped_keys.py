@@ -35,6 +35,7 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     ("task", "adadistill"): {
         "products": Dropped("float32", _ROUNDED),
         "matmul_dtype": Dropped("float32", _ROUNDED, hashed=False),  # the later name of `products`
+        "duplicates": Dropped("last", "remove it: of several samples of a class the last one moves its centre"),
     },
     ("data", "people"): {
         "queries": Dropped("all", "remove it: every combination of the modalities is asked for"),
@@ -49,6 +50,11 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     },
     ("data.sampler", "pairs"): {"short": _SHORT, "epoch": Dropped("anchors", "set batches_per_epoch")},
     ("task", "reid"): {"circle": Dropped(None, "use triplet or contrast")},
+    ("task.objective", "segment2d"): {
+        "boundary": Dropped(0.0, "use near, which weighs pixels near boundaries"),
+        "boundary_width": Dropped(3, "remove it"),
+        "boundary_reach": Dropped(5, "remove it"),
+    },
     ("task.objective", "segment3d"): {
         "focal": Dropped(0.0, _OVERLAP),
         "tversky": Dropped(0.0, _OVERLAP),

@@ -91,62 +91,32 @@ class Centres(nn.Module):
 
     @torch.no_grad()
     def update(
-        self,
-        label_B: Tensor,
-        student_BD: Tensor,
-        teacher_BD: Tensor,
-        alpha: Literal["plain", "hard"] = "hard",
-        duplicates: Literal["last", "sequential"] = "last",
+        self, label_B: Tensor, student_BD: Tensor, teacher_BD: Tensor, alpha: Literal["plain", "hard"] = "hard"
     ) -> Tensor:
         """Move centres towards the teacher's embeddings: w <- alpha w + (1 - alpha) t (equation 6). Returns alpha (B,).
 
         Called before `cosines`, as published, with the samples of all ranks in global order, so that ranks stay equal.
         `plain` is alpha = cos(student, teacher) (equation 7); `hard` multiplies it by `hardness` (equation 8). Where a
-        label occurs more than once, `last` computes all from the old centre and keeps the last one (as published);
-        `sequential` moves the centre by one sample after the other.
+        label occurs more than once, all are computed from the old centre and the last one is kept, as published.
         """
-        if alpha not in ("plain", "hard"):
-            raise ValueError(f"alpha is {alpha!r}; expected plain or hard")
-        if duplicates not in ("last", "sequential"):
-            raise ValueError(f"duplicates is {duplicates!r}; expected last or sequential")
         unit = self._current_unit()
-        alpha_B = self._move(label_B, student_BD, teacher_BD, alpha, duplicates)
+        teacher_BD = F.normalize(teacher_BD.to(self.weight.dtype))
+        alpha_B = agreement(student_BD, teacher_BD).to(self.weight.dtype)
+        if alpha == "hard":
+            alpha_B = alpha_B * self.hardness(label_B, teacher_BD)
+        alpha_B = alpha_B.clamp(SMALLEST, 1)
+        # The stored centre is not normalised; only `cosines` normalises. Its length is part of the method: a shorter
+        # centre moves faster.
+        moved_BD = alpha_B[:, None] * self.weight[label_B] + (1 - alpha_B)[:, None] * teacher_BD
+        # Every sample writes the value of the last sample of its label: so the order of the writes, which is not fixed
+        # on a GPU, does not matter, and no shape depends on the labels.
+        sorted_B, order_B = label_B.sort(stable=True)
+        last_B = order_B[torch.searchsorted(sorted_B, label_B, right=True) - 1]
+        self.weight[label_B] = moved_BD[last_B]
         if unit is not None:
             unit[label_B] = F.normalize(self.weight[label_B]).to(unit.dtype)
             self._unit_of = weakref.ref(self.weight), self.weight._version
         return alpha_B
-
-    def _move(self, label_B: Tensor, student_BD: Tensor, teacher_BD: Tensor, alpha: str, duplicates: str) -> Tensor:
-        teacher_BD = F.normalize(teacher_BD.to(self.weight.dtype))
-        cosine_B = agreement(student_BD, teacher_BD).to(self.weight.dtype)
-        sorted_B, order_B = label_B.sort(stable=True)
-        if duplicates == "last":
-            moved_BD, alpha_B = self._moved(label_B, teacher_BD, cosine_B, alpha)
-            # Every sample writes the value of the last sample of its label: so the order of the writes, which is not
-            # fixed on a GPU, does not matter, and no shape depends on the labels.
-            last_B = order_B[torch.searchsorted(sorted_B, label_B, right=True) - 1]
-            self.weight[label_B] = moved_BD[last_B]
-            return alpha_B
-        # Round r moves the centres of all samples that are the r-th of their label: as many rounds as the most frequent
-        # label has samples.
-        place_B = torch.empty_like(order_B)
-        place_B[order_B] = torch.arange(len(order_B), device=order_B.device)
-        occurrence_B = place_B - torch.searchsorted(sorted_B, label_B)
-        alpha_B = torch.empty_like(cosine_B)
-        by_round_B = occurrence_B.argsort(stable=True)
-        for rows in by_round_B.split(torch.bincount(occurrence_B).tolist()):
-            moved, alpha_B[rows] = self._moved(label_B[rows], teacher_BD[rows], cosine_B[rows], alpha)
-            self.weight[label_B[rows]] = moved
-        return alpha_B
-
-    def _moved(self, label_B: Tensor, teacher_BD: Tensor, cosine_B: Tensor, alpha: str) -> tuple[Tensor, Tensor]:
-        if alpha == "hard":
-            cosine_B = cosine_B * self.hardness(label_B, teacher_BD)
-        alpha_B = cosine_B.clamp(SMALLEST, 1)
-        # The stored centre is not normalised; only `cosines` normalises. Its length is part of the method: a shorter
-        # centre moves faster.
-        moved_BD = alpha_B[:, None] * self.weight[label_B] + (1 - alpha_B)[:, None] * teacher_BD
-        return moved_BD, alpha_B
 
 
 class Memory(nn.Module):

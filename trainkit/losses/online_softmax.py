@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
 LARGE = 2**20
@@ -47,16 +48,21 @@ def large(x_BD: Tensor, centre_CD: Tensor) -> bool:
 def margin_terms(x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool = False) -> MarginTerms:
     """Compute what a margin softmax needs of embeddings of length 1 and centres of any length; two classes or more.
 
+    Centres may be a slice of all: a label outside it, by its place in the slice, has the target 0 there, and all of the
+    slice's classes among the others. Terms of slices are combined by their sum, greatest and logarithm of the sum.
+
     Gradients go to both: of embeddings they are computed at once, of centres backwards, from logits computed again. In
     memory are a portion of logits, one of centres unless `unit` says that these have length 1 already, and the
-    embeddings three times. One precision, float32 or float64.
+    embeddings three times. One precision, float32 or float64. A compiled network has a graph break here: a compiler
+    would unroll the loop over portions.
     """
-    # A compiler would unroll the loop over portions. An operator of its own imports it, 2 s and 150 MB, where called.
-    if torch.compiler.is_compiling():
-        needs = torch.is_grad_enabled()
-        trained = (needs and x_BD.requires_grad, needs and centre_CD.requires_grad)
-        return MarginTerms(*_operator(x_BD, centre_CD, label_B, scale, unit, *trained)[:3])
-    return MarginTerms(*_Rivals.apply(x_BD, centre_CD, label_B, scale, unit))
+    apply = _uncompiled if torch.compiler.is_compiling() else _Rivals.apply
+    return MarginTerms(*apply(x_BD, centre_CD, label_B, scale, unit))
+
+
+@_disable_dynamo  # `torch.compiler.disable` would import the compiler here: 2 s of processor time
+def _uncompiled(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _Rivals.apply(*given)
 
 
 class _Rivals(torch.autograd.Function):
@@ -64,13 +70,20 @@ class _Rivals(torch.autograd.Function):
     def forward(
         ctx: Any, x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        terms, kept = _terms(x_BD, centre_CD, label_B, scale, unit, ctx.needs_input_grad[0])
+        inside_B = (label_B >= 0) & (label_B < len(centre_CD))
+        target_BD = centre_CD[label_B.clamp(0, len(centre_CD) - 1)].mul_(inside_B[:, None])
+        inverse_C1 = None
+        if not unit:
+            target_BD.mul_(_inverse_lengths(target_BD))
+            inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
+        x_BD = x_BD * scale
+        most_B, others_B, mean_BD = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, ctx.needs_input_grad[0])
         ctx.scale = scale
-        mean_BD, target_BD, *others = kept
-        trained = ctx.needs_input_grad[1]
-        ctx.save_for_backward(mean_BD, target_BD, *((centre_CD, label_B, *others) if trained else ()))
-        ctx.mark_non_differentiable(terms.nearest)
-        return terms.target, terms.nearest, terms.others
+        trained = (centre_CD, label_B, x_BD, inverse_C1, most_B + others_B) if ctx.needs_input_grad[1] else ()
+        ctx.save_for_backward(mean_BD, target_BD, *trained)
+        nearest_B = most_B / scale
+        ctx.mark_non_differentiable(nearest_B)
+        return torch.linalg.vecdot(x_BD, target_BD).div_(scale), nearest_B, others_B
 
     @staticmethod
     @once_differentiable
@@ -78,33 +91,14 @@ class _Rivals(torch.autograd.Function):
         mean_BD, target_BD, *trained = ctx.saved_tensors
         x_grad = centre_grad = None
         if ctx.needs_input_grad[0]:
-            x_grad = _x_grad(mean_BD, target_BD, cosine_B, others_B)
+            x_grad = (mean_BD * others_B[:, None]).addcmul_(target_BD, cosine_B[:, None])
         if ctx.needs_input_grad[1]:
             centre_CD, label_B, x_BD, inverse_C1, total_B = trained
-            whole = (centre_CD, label_B, x_BD, inverse_C1, total_B)
-            centre_grad = _centre_grad(*whole, cosine_B, others_B, ctx.scale)
+            with torch.autocast(x_BD.device.type, enabled=False):  # backward may be called under it
+                centre_grad = _centre_grad(
+                    centre_CD, label_B, x_BD, inverse_C1, total_B, cosine_B / ctx.scale, others_B
+                )
         return x_grad, centre_grad, None, None, None
-
-
-def _terms(
-    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool
-) -> tuple[MarginTerms, tuple[Tensor | None, ...]]:
-    """Compute the terms, and for the backward pass the mean and the target centre of each sample, embeddings of length
-    `scale`, inverse lengths of the centres and the logarithm of the sum over the other classes."""
-    target_BD = centre_CD[label_B]
-    inverse_C1 = None
-    if not unit:
-        target_BD.mul_(_inverse_lengths(target_BD))
-        inverse_C1 = centre_CD.new_empty(len(centre_CD), 1)
-    x_BD = x_BD * scale
-    most_B, others_B, mean_BD = _passed(x_BD, centre_CD, inverse_C1, label_B, scale, x_trained)
-    cosine_B = torch.linalg.vecdot(x_BD, target_BD).div_(scale)
-    kept = (mean_BD, target_BD, x_BD, inverse_C1, most_B + others_B)
-    return MarginTerms(cosine_B, most_B / scale, others_B), kept
-
-
-def _x_grad(mean_BD: Tensor, target_BD: Tensor, cosine_B: Tensor, others_B: Tensor) -> Tensor:
-    return (mean_BD * others_B[:, None]).addcmul_(target_BD, cosine_B[:, None])
 
 
 def _centre_grad(
@@ -113,85 +107,21 @@ def _centre_grad(
     x_BD: Tensor,
     inverse_C1: Tensor | None,
     total_B: Tensor,
-    cosine_B: Tensor,
-    others_B: Tensor,
-    scale: float,
+    target_grad_B: Tensor,
+    others_grad_B: Tensor,
 ) -> Tensor:
+    """Gradient of the centres; `total_B` is the logarithm of the sum over the other classes of exp(logit)."""
     centre_grad = torch.empty_like(centre_CD)
-    with torch.autocast(x_BD.device.type, enabled=False):  # backward may be called under it
-        for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
-            weight_Bc = logit_Bc.sub_(total_B[:, None]).exp_().mul_(others_B[:, None])
-            _put(weight_Bc, label_B - start, cosine_B[:, None] / scale)
-            rows = slice(start, start + len(centre_cD))
-            grad_cD = torch.mm(weight_Bc.T, x_BD, out=centre_grad[rows])
-            if inverse_C1 is not None:
-                # Along the centre itself nothing changes: only its direction counts.
-                grad_cD.addcmul_(centre_cD, torch.linalg.vecdot(grad_cD, centre_cD)[:, None], value=-1)
-                grad_cD.mul_(inverse_C1[rows])
+    for start, centre_cD, logit_Bc in _portions(x_BD, centre_CD, inverse_C1):
+        weight_Bc = logit_Bc.sub_(total_B[:, None]).exp_().mul_(others_grad_B[:, None])
+        _put(weight_Bc, label_B - start, target_grad_B[:, None])
+        rows = slice(start, start + len(centre_cD))
+        grad_cD = torch.mm(weight_Bc.T, x_BD, out=centre_grad[rows])
+        if inverse_C1 is not None:
+            # Along the centre itself nothing changes: only its direction counts.
+            grad_cD.addcmul_(centre_cD, torch.linalg.vecdot(grad_cD, centre_cD)[:, None], value=-1)
+            grad_cD.mul_(inverse_C1[rows])
     return centre_grad
-
-
-# ---- The same as operators that a compiler takes as they are
-
-
-@torch.library.custom_op("trainkit::margin_terms", mutates_args=())
-def _operator(
-    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool, centres_trained: bool
-) -> list[Tensor]:
-    """Return the terms and what the backward pass needs; empty tensors for what it does not."""
-    terms, kept = _terms(x_BD, centre_CD, label_B, scale, unit, x_trained)
-    needed = (x_trained, x_trained, centres_trained, centres_trained, centres_trained)
-    none = [x_BD.new_empty(0) for _ in kept]
-    return [*terms, *(t if t is not None and n else e for t, n, e in zip(kept, needed, none, strict=True))]
-
-
-@_operator.register_fake
-def _(
-    x_BD: Tensor, centre_CD: Tensor, label_B: Tensor, scale: float, unit: bool, x_trained: bool, centres_trained: bool
-) -> list[Tensor]:
-    vectors = [torch.empty_like(x_BD) if n else x_BD.new_empty(0) for n in (x_trained, x_trained, centres_trained)]
-    inverse = centre_CD.new_empty(len(centre_CD), 1) if centres_trained and not unit else x_BD.new_empty(0)
-    terms = [x_BD.new_empty(len(x_BD)) for _ in range(3)]
-    return [*terms, *vectors, inverse, x_BD.new_empty(len(x_BD) if centres_trained else 0)]
-
-
-@torch.library.custom_op("trainkit::margin_terms_centre_grad", mutates_args=())
-def _centre_grad_operator(
-    centre_CD: Tensor,
-    label_B: Tensor,
-    x_BD: Tensor,
-    inverse_C1: Tensor,
-    total_B: Tensor,
-    cosine_B: Tensor,
-    others_B: Tensor,
-    scale: float,
-) -> Tensor:
-    inverse = inverse_C1 if inverse_C1.numel() else None
-    return _centre_grad(centre_CD, label_B, x_BD, inverse, total_B, cosine_B, others_B, scale)
-
-
-@_centre_grad_operator.register_fake
-def _(centre_CD: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(centre_CD)
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    _, centre_CD, label_B, ctx.scale, _, *ctx.trained = inputs
-    ctx.save_for_backward(centre_CD, label_B, *output[3:])
-
-
-def _operator_backward(ctx: Any, grads: list[Tensor]) -> tuple[Tensor | None, ...]:
-    centre_CD, label_B, mean_BD, target_BD, *kept = ctx.saved_tensors
-    cosine_B, _, others_B, *_ = grads
-    x_grad = centre_grad = None
-    if ctx.trained[0]:
-        x_grad = _x_grad(mean_BD, target_BD, cosine_B, others_B)
-    if ctx.trained[1]:
-        centre_grad = _centre_grad_operator(centre_CD, label_B, *kept, cosine_B, others_B, ctx.scale)
-    return x_grad, centre_grad, None, None, None, None, None
-
-
-_operator.register_autograd(_operator_backward, setup_context=_keep)
 
 
 def _passed(

@@ -1,10 +1,10 @@
-"""Losses of a class for every pixel, where some pixels have none: cross-entropy, OHEM, Dice, Lovasz, boundaries.
+"""Losses of a class for every pixel, where some pixels have none: cross-entropy, OHEM, Dice, Lovasz.
 
 OHEM, online hard example mining: Shrivastava et al. (CVPR 2016, arXiv 1604.03540), over pixels as BiSeNet trains (Yu et
 al., ECCV 2018, arXiv 1808.00897). Soft Dice: Milletari et al., V-Net (3DV 2016, arXiv 1606.04797), with the sums
 themselves in the denominator and not their squares. Lovasz-softmax: Berman et al. (CVPR 2018, arXiv 1705.08790).
-Boundary loss: Bokhovkin & Burnaev (ISNN 2019, arXiv 1905.07852). Weights near boundaries: in the spirit of the weight
-map of U-Net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597), with one boundary in place of its two.
+Weights near boundaries: in the spirit of the weight map of U-Net (Ronneberger et al., MICCAI 2015, arXiv 1505.04597),
+with one boundary in place of its two.
 
 Pixels that are `IGNORED` are in no sum. A micro-batch without a labelled pixel gives 0, with a gradient of 0. No shape
 depends on the content of a mask, so the host never waits for the device.
@@ -29,10 +29,8 @@ from trainkit.tensors import F, at_least_float32, torch, wide
 if TYPE_CHECKING:
     from torch import Tensor
 
-TERMS = ("ce", "dice", "lovasz", "boundary")
+TERMS = ("ce", "dice", "lovasz")
 """Terms of a `PixelLoss`, by the names of their weights."""
-_TINY = 1e-7
-"""Boundary loss: added to denominators, as published."""
 
 
 @dataclass(kw_only=True)
@@ -70,14 +68,6 @@ class PixelLoss:
     lovasz: NotNegative = 0.0
     """Weight of the Lovasz extension of 1 - IoU (mean over the classes in the micro-batch; Berman et al., CVPR 2018). 0
     disables it. It sorts all pixels once per class."""
-    boundary: NotNegative = 0.0
-    """Weight of 1 - boundary F-score (mean over each image's classes that have a boundary; Bokhovkin and Burnaev, ISNN
-    2019). 0 disables it."""
-    boundary_width: Annotated[int, Field(ge=3, le=255)] = 3
-    """Side in pixels, odd, of the square in which a pixel of another class makes a pixel a boundary pixel: theta0 of
-    the paper."""
-    boundary_reach: Annotated[int, Field(ge=3, le=255)] = 5
-    """Side in pixels, odd, of the square in which a boundary pixel is matched: theta of the paper."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class, by class name, in the mean over pixels and in the mean over classes; else 1."""
     near: Near | None = None
@@ -87,9 +77,6 @@ class PixelLoss:
     def __post_init__(self) -> None:
         if not any(getattr(self, name) for name in TERMS):
             raise ValueError(f"{', '.join(TERMS)} are all 0; set one above 0")
-        for name in ("boundary_width", "boundary_reach"):
-            if getattr(self, name) % 2 == 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected an odd number")
         for name in ("ohem", "near"):
             if getattr(self, name) is not None and not self.ce:
                 raise ValueError(f"{name} changes the cross-entropy, but ce is 0; set ce above 0 or leave {name} out")
@@ -126,13 +113,11 @@ class PixelLoss:
             terms = {}
             if self.ce:
                 terms["ce"] = self._cross_entropy(log_p, mask, distance, weights)
-            if self.dice or self.lovasz or self.boundary:
+            if self.dice or self.lovasz:
                 p = log_p.exp()
                 for name, term in (("dice", dice), ("lovasz", lovasz)):
                     if getattr(self, name):
                         terms[name] = term(p, mask, weights)
-                if self.boundary:
-                    terms["boundary"] = boundary(p, mask, self.boundary_width, self.boundary_reach, weights)
         return terms
 
     def _cross_entropy(self, log_p: Tensor, mask: Tensor, distance: Tensor | None, weights: Tensor | None) -> Tensor:
@@ -225,33 +210,6 @@ def lovasz(p: Tensor, mask: Tensor, weights: Tensor | None = None) -> Tensor:
         loss_C.append((error_N.clamp_min(0) * step_N).sum())
         present_C.append(actual > 0)
     return _over_classes(torch.stack(loss_C), torch.stack(present_C), weights)
-
-
-def boundary(p: Tensor, mask: Tensor, width: int = 3, reach: int = 5, weights: Tensor | None = None) -> Tensor:
-    """1 - F of the boundaries of `p` (B, C, h, w) against those of `mask` (B, h, w), a scalar.
-
-    A boundary is what of a class lies within a square of side `width` around another: max(1 - p) over the square, less
-    1 - p. Precision and recall are the shares of one boundary within a square of side `reach` around the other. Of
-    each image its classes that have a boundary count, all alike. Pixels without a class and the frame make none.
-    """
-    valid_B1hw = (mask != IGNORED)[:, None]
-    true_BChw = _edges(_one_hot(mask, p.shape[1]).to(p.dtype), valid_B1hw, width)
-    found_BChw = _edges(p, valid_B1hw, width)
-    there_BC, here_BC = true_BChw.sum((2, 3)), found_BChw.sum((2, 3))
-    precision_BC = (found_BChw * _widest(true_BChw, reach)).sum((2, 3)) / (here_BC + _TINY)
-    recall_BC = (true_BChw * _widest(found_BChw, reach)).sum((2, 3)) / (there_BC + _TINY)
-    f_BC = 2 * precision_BC * recall_BC / (precision_BC + recall_BC + _TINY)
-    return _over_classes(1 - f_BC, there_BC > 0, weights)
-
-
-def _edges(p: Tensor, valid: Tensor, width: int) -> Tensor:
-    other = torch.where(valid, 1 - p, 0)
-    return torch.where(valid, _widest(other, width) - other, 0)
-
-
-def _widest(x: Tensor, side: int) -> Tensor:
-    """The largest value in the square around each pixel."""
-    return F.max_pool2d(x, side, stride=1, padding=side // 2)
 
 
 def _one_hot(mask: Tensor, classes: int) -> Tensor:

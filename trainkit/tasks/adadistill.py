@@ -73,9 +73,6 @@ class AdaDistill:
     alpha: Literal["hard", "plain"] = "hard"
     """How far a class centre moves. `plain`: by the cosine of student and teacher (equation 7 of the paper). `hard`:
     also by how close the sample is to its centre (equation 8)."""
-    duplicates: Literal["last", "sequential"] = "last"
-    """Several samples of one class in a micro-batch. `last`: only the last one moves the centre (as published).
-    `sequential`: each one moves it in turn."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     """Margin softmax of the student's loss; not used by method `mse`. Default: ArcFace with m 0.45 and scale 64."""
     geometry: GeometryMargin | None = None
@@ -173,7 +170,7 @@ class AdaDistill:
         plus = self._geometry_margin(teacher, cosine, memory, label, at)
         if self.method == "adadistill":
             alpha = memory.centres.update(
-                at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha, self.duplicates
+                at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha
             )
             logs["alpha"] = alpha.mean()
         scores = memory.centres.scores(student, label, self.margin.scale)
