@@ -163,7 +163,7 @@ def trainkit(case: str) -> Sample:
     from trainkit.checkpoint import storage
     from trainkit.config.run_request import RunRequest, load
     from trainkit.tracking.run_folder import RunFolder
-    from trainkit.training.checkpoint_writer import CheckpointWriter
+    from trainkit.training.checkpointer import CheckpointWriter
     from trainkit.training.events import EventSchedule
     from trainkit.training.loss_meter import LossMeter
     from trainkit.training.run_logger import RunLogger

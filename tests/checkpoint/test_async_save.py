@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import mmap
 import random
 import signal
 import subprocess
@@ -13,9 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from runs import PLUGIN, ROOT, TOY, Ran, newest, run, until_a_row
@@ -33,8 +29,7 @@ from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent
 from trainkit.training import optimizer
-from trainkit.training.checkpoint_writer import CheckpointWriter
-from trainkit.training.checkpointer import Checkpointer, Resume
+from trainkit.training.checkpointer import Checkpointer, CheckpointWriter, Resume
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
 from trainkit.training.trainer import Trainer
@@ -281,11 +276,8 @@ def test_no_worker_is_forked_while_a_thread_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "write", write)
     monkeypatch.setattr(stream, "training", training)
     first = "evaluations={val: {at_start: true, batch_size: 8}}"
-    words = ["train.nonfinite=rollback", "task.nan_at=6", "checkpoints={every: 5 steps, keep_last: 50}"]
-    ran = trained(tmp_path, first, "best={metric: val/accuracy}", *words)
-    assert alive == [[], []] and steps(ran)[0] == 0, (
-        "one was being written before the first stream, one before the next"
-    )
+    ran = trained(tmp_path, first, "best={metric: val/accuracy}", "checkpoints={every: 5 steps, keep_last: 50}")
+    assert alive == [[]] and steps(ran)[0] == 0, "one was being written before the stream"
 
 
 def test_a_resumed_training_cuts_the_journal_where_the_checkpoint_was_asked_for(tmp_path):
@@ -365,99 +357,6 @@ def test_a_forward_that_changes_what_is_trained_is_told_what_to_do(tmp_path, mon
     monkeypatch.setattr(optimizer, "build", build)
     with pytest.raises(UserError, match=r"^head\.weight \((model|ema)\): .*optimizer step.*register_buffer"):
         trained(tmp_path, "checkpoints={every: 4 steps, keep_last: 50}")
-
-
-def got(*shapes: int, device: str = "cpu") -> tuple[state_dict.CopyBuffers, dict]:
-    """A room, and the bytes for copies of tensors of these sizes."""
-    return state_dict.CopyBuffers(), state_dict.sizes([torch.empty(shape, device=device) for shape in shapes])
-
-
-def resident(memory: torch.Tensor) -> float:
-    """Share of the pages of a tensor that the system has given: what else the process gets and frees does not show."""
-    start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    pages = (memory.data_ptr() + memory.nbytes - start) // mmap.PAGESIZE
-    answers = (ctypes.c_ubyte * pages)()
-    assert not ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * mmap.PAGESIZE), answers)
-    return sum(answer & 1 for answer in answers) / pages
-
-
-def test_memory_that_was_got_ahead_is_what_copies_are_made_in():
-    room, wanted = got(5_000_000, 1, 5_000_000)
-    assert wanted == {torch.device("cpu"): 2 * 20_000_000 + 64}
-    # Ten times as much: more than the allocator may have kept of what others gave back.
-    assert resident(state_dict._fresh(torch.device("cpu"), 10 * wanted[torch.device("cpu")])) < 0.2, (
-        "given when first touched"
-    )
-    room.allocate(wanted)
-    (held,) = room._memory.values()
-    assert resident(held) == 1.0
-    tensors = [torch.rand(5_000_000), torch.rand(1), torch.rand(5_000_000)]
-    made = room.copies(tensors)
-    assert made[0].data_ptr() == held.data_ptr()
-    assert made[2].data_ptr() + made[2].nbytes == held.data_ptr() + held.nbytes
-    assert all(torch.equal(copy, tensor) for copy, tensor in zip(made, tensors, strict=True))
-    room.allocate({torch.device("cpu"): 4 * wanted[torch.device("cpu")]})
-    assert torch.equal(made[2], tensors[2]), "copies in it are left alone"
-
-
-def test_no_memory_is_got_ahead_where_it_is_short(monkeypatch):
-    room, wanted = got(1_000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=15_000))
-    room.allocate(wanted)
-    assert not room._memory
-    assert room.copies([torch.ones(1_000)])[0].sum() == 1_000
-
-
-def test_copies_wait_for_memory_that_is_being_got(monkeypatch):
-    room, wanted = got(100)
-    begun, fresh = threading.Event(), []
-
-    def slow(device, size, plain=state_dict._fresh):
-        fresh.append(size)
-        begun.set()
-        time.sleep(0.05)
-        return plain(device, size)
-
-    monkeypatch.setattr(state_dict, "_fresh", slow)
-    thread = threading.Thread(target=room.allocate, args=(wanted,))
-    thread.start()
-    begun.wait(30)
-    made = room.copies([torch.arange(100.0)])
-    thread.join()
-    assert len(fresh) == 1 and made[0].sum() == 4950
-
-
-@pytest.mark.parametrize(
-    ("words", "ahead"),
-    [
-        ("checkpoints={every: 6 steps, keep_last: 50}", True),
-        ("checkpoints={every: 1 steps, keep_last: 50}", True),
-        ("checkpoints={every: null}", False),
-        ("checkpoints={every: 12 steps}", False),
-    ],
-)
-def test_a_training_gets_the_memory_of_its_checkpoints_after_the_first_update(tmp_path, monkeypatch, words, ahead):
-    """All of it, moments of the optimizer and averages included, and only where a checkpoint comes before the end."""
-    asked, used, reached = [], [], [0]
-
-    def get(self, wanted, plain=state_dict.CopyBuffers.allocate):
-        asked.append((reached[0], wanted))
-        plain(self, wanted)
-
-    def copies(self, tensors, plain=state_dict.CopyBuffers.copies):
-        used.append(state_dict.sizes(tensors))
-        return plain(self, tensors)
-
-    monkeypatch.setattr(RunLogger, "progress", lambda self, step, steps: (reached.insert(0, step), time.sleep(0.002)))
-    monkeypatch.setattr(state_dict.CopyBuffers, "allocate", get)
-    monkeypatch.setattr(state_dict.CopyBuffers, "copies", copies)
-    ran = trained(tmp_path, words, "optim={name: adamw, lr: 0.01}")
-    assert steps(ran)[-1] == 12
-    if not ahead:
-        assert asked == []
-        return
-    assert len(asked) == 2 and all(1 <= step <= 3 for step, _ in asked), "once for each of the two buffers"
-    assert sorted(sum(wanted.values()) for _, wanted in asked) == sorted(sum(size.values()) for size in used[:2])
 
 
 def test_buffers_and_untrained_parameters_are_taken_and_not_promised():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from runs import all_same, own_store, run, stop_after
+from runs import all_same, own_store, run
 from training_processes import PATIENCE, job
 
 from trainkit.distributed import rank_failures
@@ -172,16 +171,6 @@ def test_one_that_is_stopped_outright_for_longer_than_the_limit_may_be_ended_and
             assert again.ran().folder == ran.folder
             ran = again.ran()
     assert all_same(ran, run(*LONG))
-
-
-def test_a_run_that_goes_back_to_where_it_was_resumed_has_one_watchdog(store):
-    """A second one would live on, and end what the process does next."""
-    words = ("task.nan_at=5", "train.nonfinite=rollback", "evaluations={}", "best=null", "checkpoints.every=3 steps")
-    assert run(*words, stopping=stop_after(3)).last.step == 3
-    ran = run(*words, resume="")
-    assert ran.code == 0 and [event.data["to"] for event in ran.events("rollback")] == [3]
-    assert not [thread for thread in threading.enumerate() if thread.name == "trainkit-watchdog"]
-    assert not list(ran.folder.path.glob("stacks*"))
 
 
 def test_what_is_left_names_the_first_that_failed_by_itself(tmp_path):

@@ -14,7 +14,7 @@ from trainkit.config import loader, yaml_reader
 from trainkit.config.gates import Safeguard
 from trainkit.data.loader import workers
 from trainkit.data.rows import reader
-from trainkit.training import checkpointer
+from trainkit.training import trainer
 
 FILES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "README_zh", "SECURITY"))]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in FILES}
@@ -111,6 +111,6 @@ def test_numbers_are_those_of_the_code(said, number):
 
 def test_numbers_in_words_are_those_of_the_code():
     assert workers.RESTARTS == 3 and "is replaced, at most three times" in ALL
-    assert checkpointer.MOST_ROLLBACKS == 5 and "After five rollbacks the run ends" in ALL
+    assert trainer.MOST_SKIPPED == 10 and "After ten such steps in a row the run ends" in ALL
     assert f"from {Safeguard.SOONEST:g} s on" in ALL
     assert f"at least {Safeguard.DEAREST:g} times that" in ALL

@@ -42,8 +42,6 @@ class PoisonedTask(ToyTask):
     remembers: bool = True
     compares: bool = False
     """Whether the loss compares the samples of a micro-batch on all processes, and the network may see parts of it."""
-    exchanging: bool = False
-    """Whether memory runs out in the loss, where `room` says so, and not in the network."""
     hoard: int = 0
     """MB that the forward pass of a sample really takes."""
 
@@ -67,12 +65,11 @@ class PoisonedTask(ToyTask):
         here = here and (not self.steps or at.step in self.steps)
 
         def seen(image):
-            self._need(net, self.room, len(image), here and not self.exchanging)
+            self._need(net, self.room, len(image), here)
             return {"scores": [net(image)]}
 
         scores = at.forward(seen, batch["image"])["scores"][0]
         means = at.gather(scores, grad=True).mean(0)
-        self._need(net, self.room, len(label), here and self.exchanging)
         if networks.memory is not None:
             networks.memory.mean.lerp_(at.gather(scores.detach()).mean(0), 0.1)
         loss = F.cross_entropy(scores - means, label, reduction="sum")

@@ -19,10 +19,10 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop
 from trainkit.errors import UserError
 from trainkit.tracking.tracker import Silent
-from trainkit.training import best, checkpoint_writer
+from trainkit.training import best, checkpointer
 from trainkit.training.checkpointer import Resume
-from trainkit.training.finite_checks import not_finite
 from trainkit.training.model import Model
+from trainkit.training.nonfinite import not_finite
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
 from trainkit.training.trainer import Trainer
@@ -115,45 +115,11 @@ def test_without_the_restoring_a_skipped_update_leaves_its_trace(tmp_path, monke
     assert held(tmp_path)[-1].step == 6 and finite(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["image", "gradient"])
-def test_a_rollback_goes_back_and_leaves_the_update_out(tmp_path, kind):
-    words = [SPOILT.format(kind, "nan", [6]), "train.nonfinite=rollback", "train.length=9 steps"]
-    run = poisoned(tmp_path / "a", *words, "checkpoints={every: 4 steps, keep_last: 50}")
-    assert [(s, d["to"]) for s, n, d in run.tracker.events if n == "rollback"] == [(6, 4)]
-    skipped = poisoned(tmp_path / "b", SPOILT.format(kind, "nan", [6]), "train.nonfinite=skip", "train.length=9 steps")
-    assert skipped is not None and finite(tmp_path / "a")
-    assert same(bits(held(tmp_path / "a")[-1]), bits(held(tmp_path / "b")[-1])), "both come to a training without it"
-
-
-BACK = (SPOILT.format("loss", "nan", [6]), "train.nonfinite=rollback", "checkpoints={every: 4 steps, keep_last: 50}")
-
-
-def test_an_interrupted_rollback_is_resumed_to_the_same_bits(tmp_path):
-    """Told to stop before the step, at it, as it is noticed, at the checkpoint that it went back to, and behind."""
-    poisoned(tmp_path / "whole", *BACK)
-    whole = held(tmp_path / "whole")[-1]
-    assert (whole.state["passed"], whole.state["rollbacks"]) == ([[6, 7]], 1)
-    for at in [5, 6, 7, 8, 10]:
-        folder = tmp_path / str(at)
-        poisoned(folder, *BACK, stop=at)
-        poisoned(folder, *BACK, at=storage.newest_valid(folder / "checkpoints")[0])
-        cut = held(folder)[-1]
-        assert same(bits(whole), bits(cut))
-        assert cut.state["rollbacks"] == 1 and cut.state["passed"] == whole.state["passed"]
-
-
-def test_without_a_checkpoint_to_go_back_to_the_run_ends(tmp_path):
-    with pytest.raises(UserError, match=r"step 6: the loss .* not finite, and no checkpoint exists to go back to"):
-        poisoned(tmp_path, *BACK, "checkpoints={every: null}")
-
-
-def test_ten_updates_in_a_row_and_six_rollbacks_end_the_run(tmp_path):
+def test_ten_updates_in_a_row_end_the_run(tmp_path):
     many = [SPOILT.format("loss", "nan", [3, 4, *range(6, 20)]), "train.length=6 epochs"]
     with pytest.raises(UserError, match="step 15: 10 steps in a row were not finite"):
-        poisoned(tmp_path / "a", *many, "train.nonfinite=skip")
-    with pytest.raises(UserError, match=r"step 9: the loss .* not finite, and this is rollback 6"):
-        poisoned(tmp_path / "b", *many, "train.nonfinite=rollback")
-    assert finite(tmp_path / "a") and finite(tmp_path / "b")
+        poisoned(tmp_path, *many, "train.nonfinite=skip")
+    assert finite(tmp_path)
 
 
 # ---- I8: what loss and gradients do not tell
@@ -167,7 +133,7 @@ def raise_rate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("trainkit.training.optimizer.rate", lambda *_: 1e38)
 
 
-@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+@pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_a_step_that_makes_weights_infinite_out_of_finite_gradients_is_not_committed(tmp_path, policy, monkeypatch):
     raise_rate(monkeypatch)
     with pytest.raises(UserError, match=r"step 1: model/\S+.*: not finite, and not committed"):
@@ -182,7 +148,7 @@ def test_a_variance_that_overflows_under_a_finite_loss_is_not_committed(tmp_path
 
 
 def test_without_that_look_both_are_committed(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_writer, "refuse_not_finite", lambda *_: None)
+    monkeypatch.setattr(checkpointer, "refuse_not_finite", lambda *_: None)
     with monkeypatch.context() as patch, pytest.raises(UserError, match="the loss or a gradient is not finite"):
         raise_rate(patch)
         poisoned(tmp_path / "a", *LARGE)
@@ -248,11 +214,7 @@ def test_on_one_process_it_is_skipped_by_both(kind):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(("kind", "policy"), [("loss", "stop"), ("weight", "rollback")])
-def test_on_one_process_it_ends_or_sends_back_both(kind, policy):
-    done, ran = on_two(ONE_RANK.format(kind, 1), f"train.nonfinite={policy}", code=1 if policy == "stop" else 0)
-    if policy == "stop":
-        assert "step 6: the loss or a gradient is not finite" in done.stderr and ran.folder.info().status == "FAILED"
-    else:
-        assert [e.step for e in ran.events("rollback")] == [6] and ran.last.step == 12
+def test_on_one_process_it_ends_both():
+    done, ran = on_two(ONE_RANK.format("loss", 1), code=1)
+    assert "step 6: the loss or a gradient is not finite" in done.stderr and ran.folder.info().status == "FAILED"
     assert finite(ran.folder.path)

@@ -89,13 +89,6 @@ def test_an_interrupted_run_goes_on_bit_for_bit(step):
         assert all(torch.equal(ran.last.tensors[group][name], t) for name, t in tensors.items())
 
 
-def test_a_rollback_restores_the_counters():
-    ran = run(STUCK, EACH, "train.length=8 steps", "task.nan_at=4", "train.nonfinite=rollback",
-              "checkpoints={every: 2 steps, keep_last: 9}")  # fmt: skip
-    assert ran.events("rollback")
-    assert ran.last.state["plateau"]["reduced"] == 3, "evaluations that were held again are counted once"
-
-
 def test_the_metric_is_checked():
     def refused(text, *words):
         with pytest.raises(ConfigError, match=text):

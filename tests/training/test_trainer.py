@@ -49,13 +49,6 @@ def test_training_starts_at_chance_and_learns():
     assert ran.folder.info().status == "FINISHED"
 
 
-def test_a_batch_of_8_is_overfitted():
-    ran = run(
-        "train.length=60 steps", "data.samples=8", "train.batch_size=8", "train.micro_batch=8", "task.dropout=0.0"
-    )
-    assert ran.series("train/loss")[-1] < 0.01
-
-
 def test_accumulation_computes_what_one_large_batch_does():
     alike = ["task.norm=false", "task.dropout=0.0", "evaluations={}", "best=null"]
     whole, cut = (run(*alike, f"train.micro_batch={m}").last.tensors["model"] for m in (16, 4))
@@ -195,23 +188,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint():
     assert newest().info().status == "FAILED"
 
 
-@pytest.mark.parametrize("step", [6, 11])
-def test_skip_leaves_the_update_out_and_goes_on(step):
-    ran = run(f"task.nan_at={step}", "train.nonfinite=skip")
-    assert ran.code == 0 and [e.step for e in ran.events("left_out")] == [step]
-    tensors = [t for group in ran.last.tensors.values() for t in group.values() if t.is_floating_point()]
-    assert all(t.isfinite().all() for t in tensors) and ran.last.state["left_out"] == [step]
-
-
-@pytest.mark.parametrize("step", [6, 11])
-def test_rollback_goes_back_to_the_checkpoint_and_leaves_that_update_out(step):
-    ran = run(f"task.nan_at={step}", "train.nonfinite=rollback")
-    (event,) = ran.events("rollback")
-    # Checkpoints are at steps 5 and 10, and wherever an evaluation (3, 6, 9) was the best so far.
-    assert ran.code == 0 and event.step == step and step - step % 5 <= event.data["to"] <= step
-    assert all(t.isfinite().all() for t in ran.last.tensors["model"].values() if t.is_floating_point())
-
-
 def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked_to():
     words = ("task.nan_at=6", "train.nonfinite=skip")
     whole = run(*words)
@@ -221,11 +197,6 @@ def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked
     assert ended != whole.folder and ended.info().status == "FAILED"
     ran = run(*words, resume="")
     assert ran.folder == ended and all_same(ran.last, whole.last) and ran.repeatable == whole.repeatable
-
-
-def test_rollback_without_a_checkpoint_ends_the_run():
-    with pytest.raises(UserError, match="no checkpoint exists to go back to"):
-        run("task.nan_at=1", "train.nonfinite=rollback", "evaluations={}", "best=null")
 
 
 def test_a_model_has_the_step_and_the_scores_of_its_own_weights():
@@ -283,18 +254,6 @@ def test_the_k_best_are_kept():
 def test_a_metric_that_nobody_measures_is_named_before_training_goes_on():
     with pytest.raises(UserError, match="'val/top1', which is not measured"):
         run("best.metric=val/top1", "evaluations.val.at_start=true")
-
-
-def test_an_infinite_loss_with_finite_gradients_stops_the_run_too():
-    with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
-        run("task.add_at=6")
-
-
-def test_an_evaluation_is_not_held_on_a_network_that_is_to_be_rolled_back():
-    ran = run("task.nan_at=5", "train.nonfinite=rollback", "evaluations.val.every=3 steps", "log.every=1 steps")
-    assert ran.code == 0 and len(ran.events("rollback")) == 1 and not ran.events("repeated")
-    steps = [step for step, _ in ran.repeatable["train/loss"]]
-    assert len(steps) == len(set(steps)) and all(math.isfinite(v) for _, v in ran.repeatable["train/loss"])
 
 
 def test_damaged_data_is_named_as_it_was_by_a_worker():

@@ -1,6 +1,6 @@
 """The trainer: what a careless change of it would break, and how deep it lies below the command.
 
-Each of the eight traps has a deliberately wrong version beside it, which its test must notice.
+Each of the seven traps has a deliberately wrong version beside it, which its test must notice.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_a_stepped_training_has_the_bits_of_a_whole_one(tmp_path):
             assert torch.equal(tensor, stepped.model.bare.state_dict()[name]), name
 
 
-# ---- The eight traps
+# ---- The seven traps
 
 
 def test_1_copies_are_waited_for_between_observing_a_step_and_making_it_and_before_weights_are_swapped(monkeypatch):
@@ -116,7 +116,7 @@ def test_1_copies_are_waited_for_between_observing_a_step_and_making_it_and_befo
     noticed(check, Late)
 
 
-def test_2_an_update_that_runs_out_of_memory_and_a_rollback_read_each_answer_once(tmp_path):
+def test_2_an_update_that_runs_out_of_memory_reads_each_answer_once(tmp_path):
     class Greedy(Trainer):
         def restart_batches(self) -> None:
             super().restart_batches()
@@ -252,34 +252,6 @@ def test_7_batches_are_counted_from_the_state_and_not_from_the_stream():
             assert next(trainer.batches)["index"].tolist() == rows.tolist()
 
     noticed(check, FromTheStart)
-
-
-def test_8_where_memory_may_run_out_on_one_process_gradients_are_averaged_behind_the_backward_pass(monkeypatch):
-    class Synchronised(Trainer):
-        def accumulate(self, at):
-            kept, self.micro_batching.averages_gradients = self.micro_batching.averages_gradients, False
-            try:
-                return super().accumulate(at)
-            finally:
-                self.micro_batching.averages_gradients = kept
-
-    def check(kind):
-        with made(*PLAIN, kind=kind) as trainer:
-            last, averaged = [], []
-            no_sync = trainer.runtime.no_sync
-
-            def noted(net, last, into=last, plain=no_sync):
-                into.append(last)
-                return plain(net, last=last)
-
-            monkeypatch.setattr(trainer.runtime, "no_sync", noted)
-            monkeypatch.setattr(trainer.runtime, "average", lambda grads: averaged.append(len(grads)))
-            trainer.micro_batching.averages_gradients = True
-            trainer.open()
-            trainer.step()
-            assert last and not any(last) and averaged == [len(trainer.model.params)]
-
-    noticed(check, Synchronised)
 
 
 # ---- Its shape

@@ -1,5 +1,6 @@
 """What the loop does in every update: the short ways come to the same bits as the long ones."""
 
+import contextlib
 import importlib
 import json
 import math
@@ -19,10 +20,8 @@ from trainkit.config.schema import Optim
 from trainkit.distributed.runtime import Runtime
 from trainkit.interfaces import Loss
 from trainkit.training import optimizer
-from trainkit.training.finite_checks import all_finite
-from trainkit.training.gradients import Update
 from trainkit.training.loss_meter import LossMeter
-from trainkit.training.nonfinite import NonFiniteGuard
+from trainkit.training.nonfinite import NonFiniteGuard, NotFinite, all_finite
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,14 +114,15 @@ def test_what_is_not_finite_is_seen_on_the_host_as_on_the_device(sums, norm, fin
     for at_once in (True, False):
         found = all_finite(torch.tensor(norm), given_, runtime(at_once, scaler=object() if scaled else None))
         assert isinstance(found, bool) == at_once and bool(found) == wanted
-        guard, alone = NonFiniteGuard("rollback"), NonFiniteGuard("rollback")
-        alone.observe(Update(7, [], finite=found))
-        guard.observe(Update(7, [], finite=found))
-        assert guard.verdict(wait=False) is None  # read one step late
-        guard.observe(Update(8, [], finite=True))
-        for verdict in (guard.verdict(wait=False), alone.verdict(wait=True)):
-            assert (verdict is None) if wanted else verdict.step == 7
-        assert guard.verdict(wait=True) is None and alone.verdict(wait=True) is None
+        guard, alone = NonFiniteGuard(), NonFiniteGuard()
+        alone.observe(7, found)
+        guard.observe(7, found)
+        guard.judge(wait=False)  # read one step late
+        guard.observe(8, True)
+        for judge, wait in ((guard.judge, False), (alone.judge, True)):
+            with contextlib.nullcontext() if wanted else pytest.raises(NotFinite, match="step 7: "):
+                judge(wait)
+            judge(True)
 
 
 @pytest.mark.parametrize("dtypes", [[torch.float32], [torch.float64], [torch.bfloat16], [torch.float32, torch.float64]])

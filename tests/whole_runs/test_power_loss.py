@@ -21,7 +21,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
 from trainkit.tracking.upload_queue import UploadQueue
-from trainkit.training.checkpoint_writer import CheckpointWriter
+from trainkit.training.checkpointer import CheckpointWriter
 from trainkit.training.run_logger import RunLogger
 
 

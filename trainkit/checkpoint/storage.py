@@ -299,17 +299,8 @@ def _parsed_tensors(path: Path, content: bytes) -> dict[str, Tensor]:
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     """Return the newest checkpoint under `folder` that verifies, and why newer ones were refused."""
-    return _first_valid(reversed(_checkpoints(Path(folder))))
-
-
-def valid_before(folder: Path, step: int) -> tuple[Path | None, list[str]]:
-    """Return the newest checkpoint of `step` or earlier that verifies, and why others were refused."""
-    return _first_valid(path for path in reversed(_checkpoints(Path(folder))) if _step_of(path) <= step)
-
-
-def _first_valid(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
     refused: list[str] = []
-    for path in paths:
+    for path in reversed(_checkpoints(Path(folder))):
         problems = verify(path)
         if not problems:
             return path, refused

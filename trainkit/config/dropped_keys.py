@@ -70,15 +70,25 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
 }
 """(dotted block, `name` of it, or of the task or the data, empty where it has none) to the keys that it had."""
 
+DROPPED_VALUES: dict[tuple[str, str], tuple[Tree, str]] = {
+    ("train", "nonfinite"): ("rollback", "use skip, which leaves such steps out without going back"),
+}
+"""(block, key) to a value that it had, for which its default stands now, and what to use instead."""
 
-def drop(tree: Tree) -> list[tuple[KeyPath, str]]:
-    """Take dropped keys out of a recipe's tree, in place. Return the paths of those that had another value than their
-    default, which nothing stands for now, and what to use instead."""
-    lost: list[tuple[KeyPath, str]] = []
+
+def drop(tree: Tree) -> list[tuple[KeyPath, str, str]]:
+    """Take dropped keys and values out of a recipe's tree, in place. Return the paths of those that had another value
+    than their default, which nothing stands for now, what is wrong with each, and what to use instead."""
+    lost: list[tuple[KeyPath, str, str]] = []
     for path, block, keys in _blocks(tree):
         for key, dropped in keys.items():
             if key in block and block.pop(key) != dropped.default:
-                lost.append(((*path, key), dropped.instead))
+                lost.append(((*path, key), "is no longer a key", dropped.instead))
+    for (name, key), (value, instead) in DROPPED_VALUES.items():
+        block = tree.get(name) if isinstance(tree, dict) else None
+        if isinstance(block, dict) and block.get(key) == value:
+            del block[key]
+            lost.append(((name, key), f"{value} is no longer a value", instead))
     return lost
 
 

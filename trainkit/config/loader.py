@@ -105,8 +105,8 @@ def parse(
     given: set[KeyPath] = set()
     for word in overrides:
         _override(word, source, given)
-    for path, instead in dropped_keys.drop(source.tree):
-        problem = Problem(dotted(path), found="is no longer a key", remedy=instead, **source.at(path))
+    for path, found, instead in dropped_keys.drop(source.tree):
+        problem = Problem(dotted(path), found=found, remedy=instead, **source.at(path))
         if trains or not stored or problem.override:
             source.problems.append(problem)
     _refuse_secrets(source.tree, (), source)

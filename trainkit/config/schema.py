@@ -170,12 +170,11 @@ class Train:
     more forward pass, with bitwise equal results."""
     ema: FractionBetween | None = None
     """Decay of the EMA weights, such as 0.999, which are evaluated beside the raw weights. null: no EMA."""
-    nonfinite: Literal["stop", "skip", "rollback"] = field(default="stop", metadata=_NOT_IN_HASH)
-    """Action on a loss or gradient that is not finite. `stop`: end the run. `skip`: skip that step. `rollback`: return
-    to the last checkpoint and skip it."""
+    nonfinite: Literal["stop", "skip"] = field(default="stop", metadata=_NOT_IN_HASH)
+    """Action on a loss or gradient that is not finite. `stop`: end the run. `skip`: skip that step."""
     on_oom: Literal["stop", "halve"] = field(default="stop", metadata=_NOT_IN_HASH)
-    """Action on out of memory. `stop`: end the run. `halve`: repeat with half the micro-batch and keep that size; batch
-    norm then sees fewer samples at once."""
+    """Action on out of memory. `stop`: end the run. `halve`, on one process: repeat with half the micro-batch and keep
+    that size; batch norm then sees fewer samples at once."""
 
     def __post_init__(self) -> None:
         one = samples_per_update(self.batch_size, 1)

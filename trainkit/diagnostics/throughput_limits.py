@@ -312,8 +312,6 @@ class _Alone:
         """Return the recipe without an end, and without all that is not a step."""
         recipe = steps_alone(self.recipe)
         train = replace(recipe.train, length=_ENDLESS, schedule=Curve(), on_oom="stop", **changes)
-        if train.nonfinite == "rollback":  # it would look for checkpoints; it costs what `stop` does
-            train = replace(train, nonfinite="stop")
         return replace(
             recipe,
             train=train,

@@ -288,13 +288,13 @@ def _refuse_first_fsdp(recipe: Recipe) -> None:
         raise UserError("launch", f"FSDP{found:.80}", "fsdp_version: 2", "see accelerate_configs/fsdp2.yaml")
 
 
-def _refuse_halving_of_shards(recipe: Recipe) -> None:
-    if _flag("USE_FSDP") and recipe.train.on_oom == "halve" and (processes := asked_processes()) > 1:
+def _refuse_halving_of_several(recipe: Recipe) -> None:
+    if recipe.train.on_oom == "halve" and (processes := asked_processes()) > 1:
         raise UserError(
             "train.on_oom",
-            f"halve, with sharded parameters on {processes} processes",
+            f"halve, on {processes} processes",
             "stop",
-            "sharded processes compute together, and one that is out of memory cannot restart its step alone",
+            "lower train.micro_batch: one process that is out of memory cannot begin a step again alone",
         )
 
 
@@ -369,7 +369,7 @@ RULES = (
         "`device.channels_last`, `optim.fused`",
         "ignored: FSDP2 supports neither",
     ),
-    Rule("FSDP2 (`use_fsdp`, `fsdp_version: 2`)", "`train.on_oom: halve`", "refused", _refuse_halving_of_shards),
+    Rule("`num_processes` above 1", "`train.on_oom: halve`", "refused", _refuse_halving_of_several),
     Rule("FSDP1 (`use_fsdp` without `fsdp_version: 2`)", "any", "refused", _refuse_first_fsdp),
     Rule(
         "DeepSpeed, Megatron-LM, `parallelism_config`",

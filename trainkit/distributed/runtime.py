@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 from _thread import interrupt_main
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -422,15 +422,6 @@ class Runtime:
         """Wait until every rank has come here (a barrier)."""
         if self.world > 1:
             dist.barrier(group=self._control)
-
-    def average(self, grads: Sequence[Tensor]) -> None:
-        """Average gradients over ranks in place, as a synchronised backward pass does on the way."""
-        if self.world == 1:
-            return
-        flat = torch.cat([grad.reshape(-1) for grad in grads]) / self.world
-        dist.all_reduce(flat)
-        for grad, mean in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(mean.view_as(grad))
 
     def average_buffers(self, net: nn.Module) -> None:
         """Replace floating-point buffers (batch-norm statistics) on all ranks by their mean.

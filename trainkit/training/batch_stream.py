@@ -83,12 +83,6 @@ class BatchStream:
         self._clock.to("transfer")
         return self._split.on_device(self._runtime.to_device(batch))
 
-    def skip(self, many: int) -> None:
-        """Read micro-batches and leave them out."""
-        self._clock.to("data")
-        for _ in range(many):
-            next(self._stream)
-
     def check_epoch(self, epoch: int) -> None:
         """Compute some cached outputs again, at the beginning of an epoch. Raises UserError where they differ."""
         if epoch != self._checked and self._outputs is not None:

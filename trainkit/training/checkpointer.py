@@ -1,28 +1,34 @@
-"""Save the state of a training, and return to a saved state."""
+"""Save the state of a training, written to the disk in a thread while it trains, and continue from a saved state."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from trainkit.checkpoint import storage
+from trainkit.checkpoint.async_save import Commit
+from trainkit.checkpoint.state_dict import Copies
+from trainkit.checkpoint.verification import CheckpointError
+from trainkit.config import loader
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
-from trainkit.errors import UserError
+from trainkit.errors import of_disk
 from trainkit.files import Json
 from trainkit.tracking.journal import Event
+from trainkit.tracking.run_folder import RunFolder
 from trainkit.training.batch_stream import BatchStream
-from trainkit.training.checkpoint_writer import CheckpointWriter
 from trainkit.training.model import Model
-from trainkit.training.nonfinite import Rollback
+from trainkit.training.nonfinite import refuse_not_finite
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState, changed_environment
 
-MOST_ROLLBACKS = 5
-"""A run that goes back more often does not get better by going back."""
+CHECKPOINT_FAILED = "trainkit.checkpoint_failed"
+"""Tag of a run that went on without a checkpoint: at which step, why, and from which on there are some again."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ def _machine(runtime: Runtime) -> dict[str, Json]:
 
 
 class Checkpointer:
-    """Save a training, each step once, and roll it back. Every rank calls it: sharded state is gathered."""
+    """Save a training, each step once. Every rank calls it, since sharded state is gathered."""
 
     def __init__(
         self,
@@ -68,8 +74,8 @@ class Checkpointer:
         logger: RunLogger,
         resume: Resume,
     ):
-        self._recipe, self._state, self._model, self._batches = recipe, state, model, batches
-        self._runtime, self._logger, self._clock, self._resume = runtime, logger, logger.clock, resume
+        self._state, self._model, self._batches = state, model, batches
+        self._runtime, self._logger, self._clock = runtime, logger, logger.clock
         self._saved = set() if resume.path is None else {state.step}
         self.writer = CheckpointWriter(recipe, logger, state.constants)
 
@@ -101,16 +107,6 @@ class Checkpointer:
         self._saved.add(state.step)
         state.events.gates["safeguard"].took(time.perf_counter() - began, elapsed)
 
-    def allocate(self, steps: int) -> None:
-        """Get the memory of a first checkpoint, if one is due before `steps`, beside the next steps.
-
-        Called after the first step, when the optimizer has its state.
-        """
-        saves = self._recipe.best is not None or self._state.events.gates["checkpoint"].due < steps
-        if saves and self._runtime.main and not self._runtime.sharded:
-            self._clock.to("setup")
-            threading.Thread(target=self._state.allocator(), name="trainkit-room", daemon=True).start()
-
     def wait_for_copies(self, then: str) -> None:
         """Wait until the checkpoint that is being written needs nothing any more of what an update changes.
 
@@ -136,32 +132,95 @@ class Checkpointer:
         except Exception as error:
             self._logger.say(f"the last checkpoint: {error}")
 
-    def roll_back(self, rollback: Rollback) -> None:
-        """Return to the newest checkpoint before the step that is to be skipped.
 
-        What happens is a function of the state and of the checkpoints: a run that is killed meanwhile comes to the
-        same. Raises UserError where there is no checkpoint, or the run has gone back too often.
+class CheckpointWriter:
+    """Write one checkpoint at a time, and delete those that it replaces. Used on rank 0 of a run with a folder.
+
+    If a `required` checkpoint cannot be written, the run fails. Otherwise `checkpoints.failing` decides: by default the
+    error is reported and the next checkpoint tries again. `constants` are tensors that may be non-finite.
+    """
+
+    def __init__(self, recipe: Recipe, logger: RunLogger, constants: frozenset[str] = frozenset()):
+        self._recipe, self._logger, self._constants = recipe, logger, constants
+        self._commit: Commit | None = None
+        self._failed = ""
+
+    @property
+    def folder(self) -> RunFolder:
+        """The folder of the run. Raises RuntimeError where there is none."""
+        return self._logger.require_folder()
+
+    @property
+    def copying(self) -> bool:
+        """Return whether a checkpoint still needs what an update changes."""
+        return self._commit is not None and self._commit.copying
+
+    @property
+    def ends_run(self) -> bool:
+        """Return whether a checkpoint without which the run does not go on could not be written."""
+        return self._commit is not None and self._commit.ends
+
+    def begin(self, step: int, copies: Copies, state: Mapping[str, Json], required: bool = False) -> None:
+        """Begin to write, after `settle`. Before anything changes what was promised to `copies`, `wait_for_copies`."""
+        # What is logged from here on is computed again by a run that is resumed from this.
+        state = {**state, "journal": self._logger.tracker.position()}
+        required = required or self._recipe.checkpoints.failing == "stop"
+
+        def write(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+            try:
+                self._write(step, tensors, state)
+            except CheckpointError as error:
+                if not required:  # said now, and not when the next is due
+                    goes_on = "training continues and tries again at the next checkpoint"
+                    self._logger.say(f"step {step}: {error}; {goes_on}")
+                    self._logger.tracker.event(step, "checkpoint_failed", {"error": str(error)})
+                raise
+
+        self._commit = Commit(step, copies, write, required)
+        self._commit.start()
+
+    def _write(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Json]) -> None:
+        refuse_not_finite(tensors, self._constants, step)
+        folder, keep = self.folder, self._recipe.checkpoints
+        folder.refuse_deleted()
+        try:
+            self._logger.tracker.commit()
+        except OSError as error:  # no checkpoint is written before the journal that it points into
+            said = of_disk(error, folder.journal)
+            found, remedy = (said.found, said.remedy) if said else (str(error), "")
+            raise CheckpointError(str(folder.journal), found, remedy=remedy) from error
+        storage.write(folder.checkpoints, step, tensors, state, loader.dump(self._recipe))
+        # After a resume from an older checkpoint, later ones belong to a future that was given up.
+        storage.drop_after(folder.checkpoints, step)
+        best = [record["step"] for record in state["best"]]
+        storage.prune(folder.checkpoints, keep.keep_last, best[: keep.keep_best])
+        with contextlib.suppress(OSError):  # for people; the checkpoint says it itself
+            folder.update(last_step=step)
+
+    def wait_for_copies(self) -> None:
+        """Wait until the checkpoint needs nothing any more of what an update changes."""
+        if self._commit is not None:
+            self._commit.copied()
+
+    def settle(self) -> int | None:
+        """Wait until the checkpoint lies on the disk, and what it supersedes is gone.
+
+        Returns the step of one that could not be written, without which the training goes on; None where there is none.
+        Raises what became of one that had to be: a UserError where the disk is full or fails.
         """
-        self.wait()
-        state = self._state
-        path = self._runtime.on_main(lambda: str(self._valid_before(rollback.step) or ""))
-        if not path or state.rollbacks >= MOST_ROLLBACKS:
-            why = "no checkpoint exists to go back to" if not path else f"this is rollback {state.rollbacks + 1}"
-            raise UserError(f"step {rollback.step}", f"{rollback.why}, and {why}", remedy="lower optim.lr")
-        # Time goes on, and what memory suffices for is known by now.
-        kept = {name: getattr(state, name) for name in ("elapsed", "trained", "spent", "micro_batch", "eval_batches")}
-        left_out = [rollback.step, rollback.step + 1]
-        kept |= {"passed": [*state.passed, left_out], "rollbacks": state.rollbacks + 1}
-        state.load(storage.read(Path(path)), self._runtime.rank, self._resume.elastic)
-        for name, value in kept.items():
-            setattr(state, name, value)
-        self._saved = {state.step}
-        self._logger.say(f"step {rollback.step}: {rollback.why}; back to step {state.step}, leaving out that step")
-        note = {"to": state.step, "why": rollback.why, "left_out": left_out}
-        self._logger.tracker.event(rollback.step, "rollback", note)
-
-    def _valid_before(self, step: int) -> Path | None:
-        """Return the newest checkpoint of `step` or earlier that verifies."""
-        path, problems = storage.valid_before(self.writer.folder.checkpoints, step)
-        self._logger.refused_checkpoints(problems)
-        return path
+        if self._commit is None:
+            return None
+        self._commit.join()
+        commit, self._commit = self._commit, None
+        if commit.failure is not None:
+            if commit.ends:
+                raise commit.failure
+            self._failed = f"step {commit.step}: {commit.failure}"
+            self._logger.tracker.tags({CHECKPOINT_FAILED: self._failed})
+            return commit.step
+        if self._failed:
+            self._logger.say(f"step {commit.step}: checkpoints can be written again")
+            tag = f"{self._failed}; written again at step {commit.step}"
+            self._logger.tracker.tags({CHECKPOINT_FAILED: tag})
+            self._failed = ""
+        return None

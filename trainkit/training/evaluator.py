@@ -15,7 +15,7 @@ from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.interfaces import Columns, Dataset, Rows, Scores, Split, Task
-from trainkit.training import best, out_of_memory, teacher_cache
+from trainkit.training import best, teacher_cache
 from trainkit.training import plan as planning
 from trainkit.training.checkpointer import Checkpointer
 from trainkit.training.model import Model
@@ -55,20 +55,16 @@ def evaluate(
     stop, was_training = stop or Stop(), net.training
     net.eval()
     try:
-        kept, oom_reason, ends, asked = [], "", False, runtime.any_async(stop.told)
+        kept, ends, asked = list[Rows](), False, runtime.any_async(stop.told)
         for rows, real in loading.every_sample(split, batch_size, runtime.world, runtime.rank):
-            if not oom_reason:
-                predicted, oom_reason = out_of_memory.caught(forward, rows, real)
-                kept.append(predicted)
+            kept.append(forward(rows, real))
             # Of several processes read a batch late, so that none waits for the answer, and all leave at the same one.
             if ends := asked() or (runtime.world == 1 and stop.told):
                 break
-            asked = runtime.any_async(stop.told or bool(oom_reason))
-        ends = ends or asked()
-        stacked = (None, oom_reason) if oom_reason else out_of_memory.caught(loading.stack, kept)
-        own = out_of_memory.agreed(*stacked, runtime)
-        if ends:
+            asked = runtime.any_async(stop.told)
+        if ends or asked():
             raise Stopped
+        own = loading.stack(kept)
     finally:
         net.train(was_training)
         runtime.reshard(net)

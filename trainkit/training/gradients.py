@@ -29,22 +29,12 @@ class Update:
 
 
 def finish_gradients(
-    runtime: Runtime,
-    params: Mapping[str, nn.Parameter],
-    plan: Plan,
-    losses: list[Loss],
-    settings: Optim,
-    local: bool = False,
+    runtime: Runtime, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], settings: Optim
 ) -> Tensor:
-    """Normalise, unscale and clip the gradients of a step; return their norm before clipping, on the device.
-
-    `local`: they are those of each process, and are averaged here.
-    """
+    """Normalise, unscale and clip the gradients of a step; return their norm before clipping, on the device."""
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
         optim.refuse_idle(params)
-    if local:
-        runtime.average(grads)
     if runtime.accelerator.scaler is not None:
         runtime.accelerator.unscale_gradients()
     weight = total(loss.weight for loss in losses)

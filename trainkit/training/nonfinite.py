@@ -1,34 +1,22 @@
-"""Handle losses and gradients that are not finite, by `train.nonfinite`."""
+"""Find losses, gradients and tensors that are not finite, and handle them by `train.nonfinite`."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from trainkit.errors import UserError
-from trainkit.training.gradients import Update
-from trainkit.training.model import Model
-from trainkit.training.run_logger import RunLogger
-from trainkit.training.state import TrainState
-
-MOST_SKIPPED = 10
-"""Steps in a row that may be skipped before the run ends."""
+from trainkit.distributed.runtime import Runtime
+from trainkit.errors import UserError, few
+from trainkit.interfaces import Loss
+from trainkit.tensors import full_tensor, total
 
 
 class NotFinite(UserError):
     """A loss or gradient that is not finite, which a run that is continued as it was meets again."""
-
-
-@dataclass(frozen=True)
-class Rollback:
-    """Request to return to an earlier checkpoint and continue without one step."""
-
-    step: int
-    """The step that went wrong."""
-    why: str
 
 
 class AsyncScalar:
@@ -56,54 +44,85 @@ class AsyncScalar:
 
 
 class NonFiniteGuard:
-    """End the run or request a rollback after a non-finite step: `stop` and `rollback`.
+    """End the run after a non-finite step, for `train.nonfinite: stop`.
 
     It judges a step after the next one was queued, so that the host does not wait for the device.
     """
 
-    def __init__(self, policy: str):
-        self._policy = policy
+    def __init__(self) -> None:
         self._pending: deque[AsyncScalar] = deque()
         """Flags of steps that are not judged yet, oldest first."""
 
-    def observe(self, update: Update) -> None:
+    def observe(self, step: int, finite: Tensor | bool) -> None:
         """Begin to copy the flag of a step from the device."""
-        self._pending.append(AsyncScalar(update.finite, update.step))
+        self._pending.append(AsyncScalar(finite, step))
 
-    def verdict(self, wait: bool) -> Rollback | None:
-        """Judge the steps before the last one; with `wait` the last one too. Raises UserError where policy says so."""
+    def judge(self, wait: bool) -> None:
+        """Judge the steps before the last one; with `wait` the last one too. Raises NotFinite for the first bad one."""
         while len(self._pending) > (0 if wait else 1):
             finite = self._pending.popleft()
             if not finite.read():
-                return self._judge(finite.step)
-        return None
-
-    def reset(self) -> None:
-        """Forget steps that are not judged yet."""
-        self._pending.clear()
-
-    def _judge(self, step: int) -> Rollback:
-        why = "the loss or a gradient is not finite"
-        if self._policy == "stop":
-            raise NotFinite(
-                f"step {step}",
-                why,
-                remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
-                "--resume train.nonfinite=skip, or rollback, continues without such steps",
-            )
-        return Rollback(step, why)
+                raise NotFinite(
+                    f"step {finite.step}",
+                    "the loss or a gradient is not finite",
+                    remedy="lower optim.lr or look at the data; no checkpoint holds this state. "
+                    "--resume train.nonfinite=skip continues without such steps",
+                )
 
 
-def skip(update: Update, model: Model, state: TrainState, logger: RunLogger) -> None:
-    """Undo the forward pass of a skipped step. Raises UserError if the last ten steps were all skipped.
+def all_finite(norm: Tensor, losses: Sequence[Loss], runtime: Runtime) -> Tensor | bool:
+    """Return whether loss and gradients of a step are finite: a device flag or a bool, equal on all ranks.
 
-    For `train.nonfinite: skip`.
+    The norm of averaged gradients is the same on all ranks; losses are not. Under fp16 the loss scaler meets infinite
+    gradients on purpose and handles them, so only losses and their weights decide. An infinite weight gives zero
+    gradients, and the scaler has checked them before they are divided; therefore weights are checked themselves.
     """
-    model.restore_buffers(update.buffers)
-    if state.scaler is not None:
-        state.scaler.update()  # it has looked at these gradients, and would not look at the next
-    state.left_out.append(state.step)
-    logger.tracker.event(state.step, "left_out", {"reason": "loss or gradient not finite"})
-    if state.left_out[-MOST_SKIPPED:] == list(range(state.step - MOST_SKIPPED + 1, state.step + 1)):
-        found = f"{MOST_SKIPPED} steps in a row were not finite"
-        raise UserError(f"step {state.step}", found, remedy="lower optim.lr")
+    scaled = runtime.accelerator.scaler is not None
+    weights = [loss.weight for loss in losses if isinstance(loss.weight, Tensor)]
+    if runtime.at_once and runtime.world == 1:
+        whole = all(math.isfinite(loss.sum) for loss in losses)
+        if weights:
+            weight = float(total(weights))
+            whole = whole and math.isfinite(weight) and weight != 0
+        return whole and (scaled or math.isfinite(norm))
+    bad = ~torch.isfinite(torch.stack([loss.sum for loss in losses])).all()
+    given = [torch.as_tensor(total(weights)).float()] if weights else []
+    told = runtime.sum(torch.stack([bad.float(), *given]))
+    fine = told[0] == 0
+    if weights:
+        fine = fine & torch.isfinite(told[1]) & (told[1] != 0)
+    return fine if scaled else fine & torch.isfinite(full_tensor(norm))
+
+
+def not_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+    """Return the names, `<file>/<name>`, of the tensors that hold a NaN or an infinity, by file and name."""
+    found = [
+        (f"{file}/{name}", _extremes(t))
+        for file, members in tensors.items()
+        for name, t in members.items()
+        if isinstance(t, Tensor) and t.numel() and (t.is_floating_point() or t.is_complex())
+    ]
+    # One transfer for all of them: each would wait for the device.
+    fine = torch.stack([torch.isfinite(ends).all() for _, ends in found]).tolist() if found else []
+    return [name for (name, _), good in zip(found, fine, strict=True) if not good]
+
+
+def _extremes(t: Tensor) -> Tensor:
+    """Return least and greatest entry, NaN where there is one: unlike `isfinite` it makes no tensor of that size."""
+    t = torch.view_as_real(t) if t.is_complex() else t
+    t = full_tensor(t.detach())
+    return torch.stack(torch.aminmax(t.float() if t.element_size() == 1 else t))
+
+
+def refuse_not_finite(tensors: Mapping[str, Mapping[str, Tensor]], constants: frozenset[str], step: int) -> None:
+    """Raise UserError for a tensor of a checkpoint, by file and name, that became non-finite.
+
+    Loss and gradients do not show this: a step that is too large makes weights infinite from finite gradients, and
+    batch norm divides by an overflown variance and gives zeros. `constants` are tensors such as a mask of -inf.
+    """
+    if bad := [name for name in not_finite(tensors) if name not in constants]:
+        raise UserError(
+            f"step {step}",
+            f"{few(bad)}: not finite, and not committed",
+            remedy="lower optim.lr or clip the gradient (optim.clip_norm); the checkpoints before are intact",
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
 
@@ -22,8 +22,8 @@ from trainkit.files import Json
 from trainkit.interfaces import Dataset, Networks
 from trainkit.speed.clock import Clock
 from trainkit.training.events import EventSchedule
-from trainkit.training.finite_checks import not_finite
 from trainkit.training.loss_meter import LossMeter
+from trainkit.training.nonfinite import not_finite
 from trainkit.training.optimizer import Average
 from trainkit.training.plan import evaluated
 
@@ -67,9 +67,6 @@ class TrainState:
     """Counters of `train.schedule` where it is `plateau`."""
     left_out: list[int] = field(default_factory=list)
     """Steps whose update was left out, when it was computed, because it was not finite."""
-    passed: list[list[int]] = field(default_factory=list)
-    """First step, and the one after the last, of updates that a run that went back does not make again."""
-    rollbacks: int = 0
     micro_batch: int | None = None
     """Samples of a micro-batch since memory ran out; None: as planned."""
     eval_batches: dict[str, int] = field(default_factory=dict)
@@ -88,8 +85,8 @@ class TrainState:
     """Memory for the tensors of a checkpoint, kept for the next."""
 
     _COUNTERS = (
-        *("step", "elapsed", "best", "record", "waited", "plateau", "left_out", "rollbacks", "trained", "final"),
-        *("micro_batch", "eval_batches", "entered", "passed", "spent"),
+        *("step", "elapsed", "best", "record", "waited", "plateau", "left_out", "trained", "final"),
+        *("micro_batch", "eval_batches", "entered", "spent"),
     )
 
     def __post_init__(self) -> None:
@@ -98,15 +95,6 @@ class TrainState:
         found = not_finite(tensors)
         self.constants = frozenset([*found, *(f"ema/{name.removeprefix('model/')}" for name in found)])
         """Tensors that are not finite as they are built: constants of the network, such as a mask."""
-
-    def skips(self, step: int) -> bool:
-        """Return whether this step is skipped: a rollback went back past it."""
-        return any(first <= step < last for first, last in self.passed)
-
-    def skipped(self) -> int:
-        """Return how many steps were skipped so far."""
-        passed = sum(self.skips(step) for step in range(self.step)) if self.passed else 0
-        return len(self.left_out) + passed
 
     def total_elapsed(self, clock: Clock) -> float:
         """Return the seconds of training so far, including those before the checkpoint that was resumed."""
@@ -139,19 +127,6 @@ class TrainState:
             "identity": self.identity,
             "versions": _versions(),
         }
-
-    def allocator(self) -> Callable[[], None]:
-        """Return a function that allocates memory for the first `freeze` and its copies, for use in any thread.
-
-        Call it after the first step, when the optimizer has its state, and not for sharded parameters.
-        """
-        wanted = self._noted(keep=True)[0].sizes()
-
-        def get() -> None:
-            for buffers, sizes in zip(self.copy_buffers, wanted, strict=True):
-                buffers.allocate(sizes)
-
-        return get
 
     def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
         """Return all tensors, taken or promised, and what else the optimizer holds."""

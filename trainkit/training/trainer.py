@@ -4,7 +4,7 @@ The only backward pass of the repository is here. The trainer knows tasks and da
 `interfaces.py`. Every method runs on every rank. Guarantees of its parts:
 - `TrainState` and `Checkpointer`: a resumed run is bitwise identical to an uninterrupted one.
 - `EventSchedule`: evaluations, log lines and checkpoints run at their steps and within their budgets.
-- `NonFiniteGuard`: an invalid step is detected one step later, and before a checkpoint or an evaluation uses it.
+- `NonFiniteGuard`: a non-finite step ends the run one step later, and before a checkpoint or an evaluation uses it.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.distributed.watchdog import Watchdog
+from trainkit.errors import UserError
 from trainkit.interfaces import Dataset, Loss, StepContext
 from trainkit.speed import device_timeline
 from trainkit.speed.clock import Clock
 from trainkit.tensors import full_tensor
-from trainkit.training import nonfinite
 from trainkit.training import plan as planning
 from trainkit.training.batch_stream import BatchStream
 from trainkit.training.checkpointer import Checkpointer, Resume, load, recorded_compile
 from trainkit.training.evaluator import Evaluator
 from trainkit.training.events import EventSchedule, recorded_decisions
-from trainkit.training.finite_checks import all_finite
 from trainkit.training.gradients import Update, finish_gradients
 from trainkit.training.loss_meter import LossMeter
 from trainkit.training.model import Model
-from trainkit.training.nonfinite import NonFiniteGuard, Rollback
+from trainkit.training.nonfinite import NonFiniteGuard, all_finite
 from trainkit.training.out_of_memory import MicroBatching
 from trainkit.training.outcome import Outcome, summarize
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import identity
 from trainkit.training.throughput_monitor import ThroughputMonitor
+
+MOST_SKIPPED = 10
+"""Steps in a row that may be skipped before the run ends."""
 
 
 class Trainer:
@@ -90,7 +92,7 @@ class Trainer:
             state=state, checkpoints=self.checkpoints, micro_batching=self.micro_batching,
         )  # fmt: skip
         # With `skip` a step is judged before it is made.
-        self.guard = NonFiniteGuard(recipe.train.nonfinite) if recipe.train.nonfinite != "skip" else None
+        self.guard = NonFiniteGuard() if recipe.train.nonfinite == "stop" else None
         self.stop_poll = StopPoll(runtime, self.stopping)
         self.watchdog: Watchdog | None = None
 
@@ -138,10 +140,9 @@ class Trainer:
     def save_from_here(self) -> None:
         """From the first step on a stop saves a checkpoint, and a watchdog detects a hang."""
         self.stop.save_first()
-        self.checkpoints.allocate(self.plan.steps)
         if threading.current_thread() is not threading.main_thread():
             return  # it would end a process that does other things too
-        if self.watchdog is None and self.logger.folder is not None and (limit := self.recipe.limits.hang) is not None:
+        if self.logger.folder is not None and (limit := self.recipe.limits.hang) is not None:
             runtime, clock, folder = self.runtime, self.clock, self.logger.folder.path
             self.watchdog = Watchdog(limit.seconds, lambda: (runtime.asked, *clock.moved), folder, runtime.rank)
             self.watchdog.start()
@@ -167,14 +168,11 @@ class Trainer:
 
     # ---- One step
 
-    def step(self) -> Update | None:
-        """Make one optimizer step; return None if a rollback skips it. Tools call `open` before."""
-        at, update = self.position(), None
-        if self.state.skips(at.step):
-            self.batches.skip(self.plan.accumulation)
-        else:
-            update = self.forward_backward(at)
-            self.apply(update, at)
+    def step(self) -> Update:
+        """Make one optimizer step. Tools call `open` before."""
+        at = self.position()
+        update = self.forward_backward(at)
+        self.apply(update, at)
         self.state.step += 1
         self.clock.step()
         self.logger.progress(self.state.step, self.plan.steps)
@@ -213,10 +211,8 @@ class Trainer:
             self.runtime.begin_batch()
             self.clock.to("forward")
             rng.reseed(self.runtime.device, self.recipe.seed, at.step, micro, self.plan.place)
-            synchronised = micro == self.plan.accumulation - 1 and not self.micro_batching.averages_gradients
-            with self.runtime.no_sync(self.model.net, last=synchronised), self.micro_batching.micro_batch():
-                own = self.recipe.task.loss(self.model.net, self.model.networks, batch, at)
-                loss = self.micro_batching.made(self.plan.counted(own))
+            with self.runtime.no_sync(self.model.net, last=micro == self.plan.accumulation - 1):
+                loss = self.plan.counted(self.recipe.task.loss(self.model.net, self.model.networks, batch, at))
                 self.clock.to("backward")
                 # Gradients are averaged over ranks, so the sum over a rank is scaled by their number.
                 self.runtime.backward(loss.sum, self.runtime.world / self.plan.batch_size)
@@ -226,46 +222,43 @@ class Trainer:
 
     def apply(self, update: Update, at: StepContext) -> None:
         """Finish the gradients of a step, pass it to the guard, and change the weights."""
-        update.norm = finish_gradients(
-            self.runtime,
-            self.model.params,
-            self.plan,
-            update.losses,
-            self.recipe.optim,
-            self.micro_batching.averages_gradients,
-        )
+        params, optim = self.model.params, self.recipe.optim
+        update.norm = finish_gradients(self.runtime, params, self.plan, update.losses, optim)
         update.finite = all_finite(update.norm, update.losses, self.runtime)
         if self.guard is not None:
-            self.guard.observe(update)
-        if self.recipe.train.nonfinite == "skip" and not bool(update.finite):
-            nonfinite.skip(update, self.model, self.state, self.logger)
+            self.guard.observe(update.step, update.finite)
+        if self.guard is None and not bool(update.finite):
+            self.skip(update)
         else:
             self.checkpoints.wait_for_copies("optimizer")  # what one still copies must not change
             self.model.update(self.plan.lr(self.recipe, at.step, self.state.plateau["reduced"]), at.step)
             self.meter.add(update.losses, full_tensor(update.norm))
         self.model.zero_grad()
 
+    def skip(self, update: Update) -> None:
+        """Undo the forward pass of a step that is not finite. Raises UserError if the last ten were all skipped."""
+        self.model.restore_buffers(update.buffers)
+        if self.state.scaler is not None:
+            self.state.scaler.update()  # it has looked at these gradients, and would not look at the next
+        step, left_out = update.step, self.state.left_out
+        left_out.append(step)
+        self.logger.tracker.event(step, "left_out", {"reason": "loss or gradient not finite"})
+        if left_out[-MOST_SKIPPED:] == list(range(step - MOST_SKIPPED + 1, step + 1)):
+            found = f"{MOST_SKIPPED} steps in a row were not finite"
+            raise UserError(f"step {step}", found, remedy="lower optim.lr")
+
     # ---- Between steps
 
     def after_step(self, asked: bool = False) -> bool:
         """Judge the step, and run the events that are due. False: a stop was requested."""
         due = self.state.step >= self.events.next
-        if (rollback := self.judge(wait=asked or due or self.state.step == self.plan.steps)) is not None:
-            self.roll_back(rollback)
-            return True
+        self.judge(wait=asked or due or self.state.step == self.plan.steps)
         return not asked and (not due or self.run_events())
 
-    def judge(self, wait: bool) -> Rollback | None:
-        """Return the request of the guard; `wait`: judge the last step too, because something is built on it."""
-        return self.guard.verdict(wait) if self.guard is not None else None
-
-    def roll_back(self, rollback: Rollback) -> None:
-        """Return to a checkpoint, and continue from it without the invalid step."""
-        self.checkpoints.roll_back(rollback)
+    def judge(self, wait: bool) -> None:
+        """End the run if a step was not finite; `wait`: judge the last step too, because something is built on it."""
         if self.guard is not None:
-            self.guard.reset()
-        self.evaluator.at.clear()
-        self.restart_batches()
+            self.guard.judge(wait)
 
     def restart_batches(self) -> None:
         """Read batches from the current step on. Workers are not forked while a thread writes a checkpoint."""
@@ -296,7 +289,7 @@ class Trainer:
         self.clock.to("log")
         if not self.meter.batches:
             return
-        skipped, lr = self.state.skipped(), self.model.optimizer.param_groups[0]["lr"]
+        skipped, lr = len(self.state.left_out), self.model.optimizer.param_groups[0]["lr"]
         learned = {**self.meter.read(), **({"train/left_out": skipped} if skipped else {})}
         learned |= {"train/lr": lr, "train/epoch": self.state.step / self.plan.steps_per_epoch}
         self.logger.line(self.state.step, self.plan.steps, self.plan.batch_size, learned, self.monitor.window())
