@@ -34,7 +34,6 @@ EXAMPLES = {
     "data import": "trainkit data import faces.parquet packed_faces --image-size 112",
     "data info": "trainkit data info packed_faces",
     "data verify": "trainkit data verify packed_faces --against packed_test",
-    "data pairs": "trainkit data pairs my_people",
     "data check": "trainkit data check convnext --json report.json",
 }
 """One line for each command whose --help has no example; tests/docs/test_reference.py holds that none is without."""

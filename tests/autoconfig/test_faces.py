@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from trainkit.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("here")
 RECIPES = Path(__file__).parents[2] / "recipes"
-POINTS = [[8.2, 11.1], [15.7, 11.0], [12.0, 15.4], [8.9, 19.8], [15.2, 19.8]]
 
 
 def fitted(recipe: str, data: str, new: str = "mine.yaml"):
@@ -150,19 +148,6 @@ def test_images_that_are_not_square_are_cut_and_that_is_said_and_marked(here):
         recipe.data.open(0)
 
 
-def test_faces_are_aligned_where_all_have_landmarks(here):
-    root = crowd(here / "people", [4] * 8, (30, 26))
-    ids = [f"p{person:02d}/{n}.png" for person in range(8) for n in range(4)]
-    (root / "landmarks5.json").write_text(json.dumps(dict.fromkeys(ids, POINTS)))
-    recipe, text, said = fitted("face_teacher_lfw", "people")
-    assert recipe.data.fit == "align" and "people: faces are aligned by landmarks5.json" in said
-    assert "  fit: align  # by the five points of each image in landmarks5.json" in text
-    assert recipe.data.open(0).evaluations["val"].size > 0
-    (root / "landmarks5.json").write_text(json.dumps(dict.fromkeys(ids[:-3], POINTS)))
-    recipe, _, said = fitted("face_teacher_lfw", "people", "other.yaml")
-    assert recipe.data.fit == "crop" and not any("aligned" in sentence for sentence in said)
-
-
 # Folders with a level too many
 
 
@@ -202,13 +187,12 @@ def test_folders_of_one_class_of_tables_and_of_classes_are_left(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("data", "fit"), [("faces_lfw112/train", "square"), ("faces_lfw112/unaligned250", "align")])
-def test_real_faces_without_a_division_train_and_are_scored(here, shared, monkeypatch, data, fit):
+def test_real_faces_without_a_division_train_and_are_scored(here, shared, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(shared))
-    recipe, _, _ = fitted("face_teacher_lfw", data)
-    assert recipe.data.fit == fit
+    recipe, _, _ = fitted("face_teacher_lfw", "faces_lfw112/train")
+    assert recipe.data.fit == "square"
     opened = recipe.data.open(recipe.seed)
-    held = named(f"{'_'.join(data.split('/')) if fit == 'square' else 'unaligned250'}_pairs.csv")
+    held = named("faces_lfw112_train_pairs.csv")
     assert held and not held & set(opened.meta.class_names)
     words = ["train.length=8 steps", "evaluations={val: {at_end: true}}", "train.schedule.warmup.over=2 steps"]
     said = CliRunner().invoke(main.main, ["run", "mine.yaml", *words, "checkpoints.every=null"])

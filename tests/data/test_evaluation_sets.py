@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import evaluation_sets, face_alignment, import_images, sources
+from trainkit.data import evaluation_sets, face_alignment, import_images
 from trainkit.data.formats import image_decode
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
@@ -174,25 +174,13 @@ def test_points_in_one_place_are_refused():
         face_alignment.align_face(np.zeros((8, 8, 3), np.uint8), np.ones((5, 2)), 8, "photo")
 
 
-def test_aligning_without_landmarks_names_the_picture(tmp_path):
-    save(tmp_path / "set" / "a" / "x.png", 0, 50)
-    save(tmp_path / "set" / "b" / "y.png", 1, 50)
-    points = (face_alignment.TEMPLATE / 4 + 9).tolist()
-    (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points}))
-    with pytest.raises(UserError, match=r"b/y\.png.*no landmarks"):
-        import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
-    (tmp_path / "set" / "landmarks5.json").write_text(json.dumps({"a/x.png": points, "b/y.png": points[:4]}))
-    with pytest.raises(UserError, match=r"landmarks5\.json, b/y\.png"):
-        import_images.import_faces(tmp_path / "set", tmp_path / "out", image_size=28, align=True)
-
-
 @real
-def test_real_unaligned_faces_become_the_aligned_ones(tmp_path):
-    import_images.import_faces(sources.open_source(REAL / "unaligned250"), tmp_path / "out", align=True)
-    data = Packed(tmp_path / "out")
-    ours = data.fetch(np.arange(len(data)))
+def test_real_unaligned_faces_become_the_aligned_ones():
+    landmarks = json.loads((REAL / "unaligned250" / "landmarks5.json").read_text())
     differences, shifted = [], []
-    for name, pixels in zip(data.ids(), ours, strict=True):
+    for name, points in landmarks.items():
+        photograph = image_decode.decode((REAL / "unaligned250" / name).read_bytes(), name)
+        pixels = face_alignment.align_face(photograph, np.asarray(points), 112, name).transpose(2, 0, 1)
         file = next(REAL / part / name for part in ("train", "verification") if (REAL / part / name).exists())
         theirs = image_decode.decode(file.read_bytes(), name).transpose(2, 0, 1).astype(int)
         differences.append(np.abs(theirs - pixels).mean())

@@ -332,7 +332,6 @@ def test_pictures_of_any_kind_are_imported_by_the_command(tmp_path, monkeypatch)
         (["--size", "0x4"], "is not HEIGHTxWIDTH"),
         (["--size", "9999x4"], "is not HEIGHTxWIDTH"),
         (["--size", "-1x4"], "is not HEIGHTxWIDTH"),
-        (["--size", "4x4", "--align"], "--align is for faces, not with --size"),
         (["--size", "4x4", "--image-size", "8"], "--image-size is for faces, not with --size"),
         (["--fit", "crop"], "--fit is given with --size"),
         (["--group", "(a)"], "--group is given with --size"),

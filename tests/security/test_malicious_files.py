@@ -28,7 +28,7 @@ from trainkit.analysis import saved_rows
 from trainkit.checkpoint import safe_load, storage, verification
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.data import evaluation_sets, face_alignment, import_images, leakage, pairs_csv, sources, table
+from trainkit.data import evaluation_sets, import_images, leakage, pairs_csv, sources, table
 from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio, table_files
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
@@ -76,7 +76,6 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "evaluations.recognise": _evaluation,
     "insightface_bin.read_bin": insightface_bin.read_bin,
     "pairs.read_csv": pairs_csv.read_csv,
-    "align.read_landmarks": face_alignment.read_landmarks,
     "pictures.decode": lambda path: image_decode.decode(path.read_bytes(), str(path)),
     "table.open_table": lambda path: list(_cells(table.open_table(path).content)),
     "table_files.open_streams": lambda path: list(_cells(table_files.open_streams([path]))),
@@ -164,8 +163,8 @@ def test_no_payload_runs_by_any_door_for_a_file(hostile_files, door, tmp_path):
 
 _SUFFIXES = {
     "sources.open_source": (".rec", ".parquet"),
-    "table.open_table": (".csv", ".json", ".jsonl", ".tar", ".parquet"),
-    "pictures.decode": (".tif", ".pgm", ".heic"),
+    "table.open_table": (".csv", ".json", ".jsonl", ".parquet"),
+    "pictures.decode": (".tif", ".pgm"),
     "evaluations.recognise": (".bin", ".csv"),
     "people_sources.find": (".csv", ".parquet"),
     "scene_sources.open_scenes": (".csv", ".txt", ".parquet"),
@@ -530,14 +529,12 @@ DOORS: dict[str, set[str]] = {
     "MXNet records": {"data/formats/recordio.py numpy.frombuffer"},
     "recordio.read_index": {"data/formats/recordio.py numpy.loadtxt"},
     "table.open_table": {"data/formats/table_files.py csv.reader", "data/formats/table_files.py json.loads",
-                         "data/formats/table_files.py pyarrow.parquet.ParquetFile",
-                         "data/formats/table_files.py tarfile.open"},
+                         "data/formats/table_files.py pyarrow.parquet.ParquetFile"},
     "saved by datasets": {"data/formats/table_files.py pyarrow.memory_map",
                           "data/formats/table_files.py pyarrow.ipc.open_stream",
                           "data/formats/table_files.py pyarrow.ipc.MessageReader.open_stream"},
     "people by JSON": {"data/folders.py json.loads"},
     "templates": {"data/formats/ijb.py pyarrow.csv.read_csv"},
-    "align.read_landmarks": {"data/folders.py json.loads"},
     # Sets that trainkit wrote, and somebody else may have written anew
     "hashed.mapped": {"data/rows/row_files.py numpy.lib.format.open_memmap"},
     "faces, packed": {"data/rows/row_files.py json.loads", "data/rows/reader.py mmap.mmap",

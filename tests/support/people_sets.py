@@ -108,22 +108,6 @@ def challenge(root: Path, persons: int = 3) -> Path:
     return root
 
 
-def sysu(root: Path, train: int = 2, val: int = 1, test: int = 2, each: int = 2) -> Path:
-    """SYSU-MM01: nobody was seen by camera 5, and the last person of test by camera 3 but not by camera 2."""
-    people, number = list(range(1, train + val + test + 1)), 0
-    for person in people:
-        for camera in (1, 2, 3, 4, 6):
-            if person == people[-1] and camera == 2:
-                continue
-            for n in range(1, each + 1):
-                picture(root / f"cam{camera}" / f"{person:04d}" / f"{n:04d}.jpg", number := number + 1)
-    (root / "cam5").mkdir()
-    parts = {"train": people[:train], "val": people[train : train + val], "test": people[train + val :]}
-    for name, some in parts.items():
-        write_text(root / "exp" / f"{name}_id.txt", ",".join(map(str, some)) + "\n")
-    return root
-
-
 def market(root: Path, train: int = 3, test: int = 2, cameras: int = 2) -> Path:
     """Market-1501: junk and distractors in the gallery, and the file that Windows leaves in folders."""
     number = 0

@@ -13,7 +13,6 @@ from trainkit.autoconfig.images import HOLD_OUT, Looked, look, open_source, said
 from trainkit.autoconfig.own_images import taken
 from trainkit.config.schema import Recipe
 from trainkit.data import folders, hub, pairs_csv
-from trainkit.data.face_alignment import LANDMARKS, check_records
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.record import Source
 from trainkit.data.sources import HELD_OUT
@@ -52,31 +51,23 @@ def faces(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if splits and not sets:
         place = text.partition("#")[0]
         scored = next(iter(splits.values())).replace("#", "/")
-        remedy = f"generate pairs: trainkit data pairs {scored}"
+        remedy = f"name the folder of all people, from which some are held out, or write {scored}/pairs.csv"
         raise UserError(place, "no evaluation data", "pairs.csv or .bin", remedy)
     if not sets:
         sets = {"val": HELD_OUT}
         count = _hold_out(fitted, source, train)
-    _shape(fitted, source, looked, size, train)
+    _shape(fitted, looked, size, train)
     fitting.score(fitted, sets)
     fitting.measure(fitted, count)
     fitted.seen += said(train, source, looked, "people")
 
 
-def _shape(fitted: Fitted, source: Source, looked: Looked, size: int, train: str) -> None:
-    """Say how images become squares: by landmarks, else cut where they are no squares; and how large."""
-    # Landmarks lie in a file beside images, so of a source that is one file a sample of its records says enough.
-    some = source.records() if source.some is None else source.some(range(min(looked.total, fitting.LOOKED_AT)))
-    points = sum(record.landmarks is not None for record in some)
-    if points and points == looked.total:
-        check_records(train, source.records())
-        fitted.put("data.fit", "align", f"by the five points of each image in {LANDMARKS}")
-        fitted.seen.append(f"{train}: faces are aligned by {LANDMARKS}")
-        return
+def _shape(fitted: Fitted, looked: Looked, size: int, train: str) -> None:
+    """Say how images become squares, which are cut where they are none; and how large."""
     if odd := int((looked.shapes[:, 0] != looked.shapes[:, 1]).sum()):
         found = f"{odd} of {len(looked.shapes)} images are not square"
         fitted.put("data.fit", "crop")
-        fitted.decide("data.fit", f"{found}: check that faces are centred; {LANDMARKS} would align them")
+        fitted.decide("data.fit", f"{found}: check that faces are centred; scores of aligned ones are higher")
         fitted.seen.append(f"{train}: {found}; the largest centre square of each is used")
     least, median = int(looked.shapes.min()), int(np.median(looked.shapes.min(1)))
     if least < size:

@@ -91,7 +91,7 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
 
     Raises UserError at an image that cannot be read.
     """
-    if not (rows := source.count()):
+    if not (rows := source.size):
         raise UserError(source.where, "no images", "at least one")
     wanted = set(np.linspace(0, rows - 1, min(rows, fitting.LOOKED_AT)).round().astype(int).tolist())
     counts: Counter[int | str] = Counter()

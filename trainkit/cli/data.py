@@ -40,7 +40,6 @@ def data() -> None:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--image-size", type=int, help="Faces: width and height of the images in pixels.  [default: 112]")
-@click.option("--align", is_flag=True, help="Faces: align by five points (landmarks5.json) to the ArcFace template.")
 @click.option(
     "--resize",
     type=click.Choice(["no", "down", "any"]),
@@ -107,7 +106,7 @@ def import_(
         elif given["evaluation"]:
             report = import_images.import_evaluation(source, out, image_size=image_size, resize=resize, **how)
         else:
-            how |= {"align": given["align"], "resize": resize}
+            how |= {"resize": resize}
             report = _function(kinds.KINDS["faces"], "import_")(source, out, image_size=image_size, **how)
     what = "classes" if given["size"] is not None else "people"
     groups = f" and {report.groups} groups" if report.groups and what == "classes" else ""
@@ -118,7 +117,7 @@ def import_(
 
 
 _FLAGS = {
-    "faces": ("image_size", "align", "resize", "evaluation"),
+    "faces": ("image_size", "resize", "evaluation"),
     "images": ("size", "fit", "group"),
     "volumes": ("spacing", "names", "patient", "axes"),
     "tables": ("columns",),
@@ -284,29 +283,6 @@ def verify(
         return EXIT_CODE
     next_step("cp", "RECIPE", "mine.yaml", "--data", path, why="a recipe for this data")
     return 0
-
-
-@data.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--most",
-    type=click.IntRange(min=20),
-    default=6000,
-    show_default=True,
-    help="Largest number of pairs; half show one person.",
-)
-def pairs(folder: Path, most: int) -> None:
-    """Sample pairs of faces for verification: FOLDER/pairs.csv.
-
-    FOLDER has one folder per person, with several images; use people that are not in the training data.
-
-    Example: trainkit data pairs held-out-people --most 6000
-    """
-    from trainkit.data import pairs_csv as drawing
-
-    count, people = drawing.write_drawn(folder, most)
-    echo(f"{folder / 'pairs.csv'}: {count} pairs of {people} people, half of them of one person")
-    next_step("data", "import", folder / "pairs.csv", "OUT", "--evaluation", why="an evaluation set for recipes")
 
 
 @recipe_command(

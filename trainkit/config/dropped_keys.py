@@ -71,6 +71,7 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
 """(dotted block, `name` of it, or of the task or the data, empty where it has none) to the keys that it had."""
 
 DROPPED_VALUES: dict[tuple[str, str], tuple[Tree, str]] = {
+    ("data", "fit"): ("align", "align the faces before, or use crop"),
     ("train", "nonfinite"): ("rollback", "use skip, which leaves such steps out without going back"),
 }
 """(block, key) to a value that it had, for which its default stands now, and what to use instead."""

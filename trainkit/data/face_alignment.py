@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
 import numpy as np
 from PIL import Image
 
-from trainkit.data import folders
-from trainkit.data.record import Record
 from trainkit.errors import UserError
 
 TEMPLATE = np.asarray(
@@ -17,25 +12,15 @@ TEMPLATE = np.asarray(
 )
 """Where eyes, nose and corners of the mouth lie in a 112 x 112 image (ArcFace, Deng et al. 2019); x, y in pixels."""
 
-LANDMARKS = "landmarks5.json"
-"""A file beside the identities: relative path of an image to its five points."""
+NO_FACE = 0.9
+"""Distance from the template after the best fit, as a share of the points' spread, from which they are of no face.
 
-LIMIT = 4 << 30
-"""Largest such file that is read, in bytes: some 200 for each image."""
-
-MISFIT, NO_FACE = 0.5, 0.9
-"""Distance from the template after the best fit, as a share of the points' spread: of half of a set, from which the
-order of the points is wrong, and of one image, from which they are of no face in any view.
-
-Of 120 photographs of LFW it is 0.12 in the median and 0.285 at most; with left and right eye swapped 0.82 to 0.89, with
-the corners of the mouth swapped 0.66 to 0.87, with both 0.95 to 1. A face in profile has up to 0.89."""
+Of 120 photographs of LFW it is 0.12 in the median and 0.285 at most; a face in profile has up to 0.89."""
 
 _INSIDE = 3
 """Points of a face that lie in its image at least: one that is cut off by its edge is used."""
 _SMALLEST = 1.0
 """Least spread of the points of a face, in pixels: that of coordinates from 0 to 1 is below 0.5."""
-_SEVERAL = 10
-"""Faces of a set from which most of them are not expected to be in profile, or turned."""
 
 _ORDER = "five points: left eye, right eye, nose, left and right corner of the mouth, where left is on the image's left"
 
@@ -70,24 +55,6 @@ def check_landmarks(landmarks: np.ndarray, where: str, shape: tuple[int, int] | 
         raise UserError(where, found, "points in the image", "were they found in an image of another size?")
 
 
-def check_records(where: str, records: Iterable[Record]) -> None:
-    """Raise UserError for a set whose landmarks are in another order. Opens no image.
-
-    A wrong order shows in no single face: one in profile is as far from the template, and one may lie on its side.
-    """
-    points = np.asarray([record.landmarks for record in records if record.landmarks is not None], float)
-    if len(points) < _SEVERAL:
-        return
-    if (off := float(np.median(misfit(points)))) > MISFIT:
-        found = f"landmarks that fit no face (off by {off:.0%} of their spread in the median of {len(points)})"
-        raise UserError(where, found, _ORDER, f"correct the order in {LANDMARKS}")
-    linear = np.asarray([similarity(one, TEMPLATE)[:, 0] for one in points])
-    turned = int((linear[:, 0] < np.abs(linear[:, 1])).sum())
-    if 2 * turned > len(points):
-        found = f"landmarks by which {turned} of {len(points)} faces lie on the side or upside down"
-        raise UserError(where, found, _ORDER, f"correct the order in {LANDMARKS}, or turn the images")
-
-
 def similarity(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Compute rotation, scale and shift that bring points (n, 2) nearest to others, a (2, 3) matrix (Umeyama 1991)."""
     source, target = np.asarray(source, float), np.asarray(target, float)
@@ -120,19 +87,3 @@ def align_face(pixels: np.ndarray, landmarks: np.ndarray, size: int, where: str)
         (size, size), Image.Transform.AFFINE, tuple(inverse.ravel()), Image.Resampling.BILINEAR
     )
     return np.asarray(warped)
-
-
-def read_landmarks(file: Path) -> dict[str, np.ndarray]:
-    """Read five points (5, 2) by relative path. Raises UserError naming the first entry that is something else."""
-    entries = folders.read_json(file, LIMIT, "a JSON mapping")
-    if not isinstance(entries, dict):
-        raise UserError(str(file), type(entries).__name__, "a mapping of paths to five points")
-    points: dict[str, np.ndarray] = {}
-    for name, value in entries.items():
-        try:
-            points[name] = np.asarray(value, float)
-        except (TypeError, ValueError):
-            points[name] = np.empty(0)
-        if points[name].shape != (5, 2) or not np.isfinite(points[name]).all():
-            raise UserError(f"{file}, {name}", repr(value)[:100], "five points [x, y]")
-    return points

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import folders
-from trainkit.data.face_alignment import LANDMARKS, read_landmarks
 from trainkit.data.formats.image_decode import SUFFIXES, is_called_picture
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError, few, number_of
@@ -120,13 +119,10 @@ def open_folder(root: Path, *, nested: bool = True) -> Source:
         if len(first) > 1:
             either = " or ".join(f"{root}#{split}" for split in first)
             raise UserError(str(root), f"holds the splits {', '.join(first)}", "one of them", f"name {either}")
-    landmarks = root / LANDMARKS
     files = found.paths()
 
     def records() -> Iterator[Record]:
-        points = read_landmarks(landmarks) if landmarks.is_file() else {}
         for name, file in zip(found.files, files, strict=True):
-            yield Record(name, name.rpartition("/")[0], Path(file), file, points.get(name))
+            yield Record(name, name.rpartition("/")[0], Path(file), file)
 
-    made_of = (*files, str(landmarks)) if landmarks.is_file() else files
-    return Source("folder", str(root), len(files), records, made_of, left_out=found.left_out())
+    return Source("folder", str(root), len(files), records, files, left_out=found.left_out())

@@ -16,7 +16,7 @@ import numpy as np
 from trainkit.data import cache, evaluation_sets, folders, sources, verify_images
 from trainkit.data.cache import Progress
 from trainkit.data.evaluation_sets import Evaluation
-from trainkit.data.face_alignment import align_face, check_records
+from trainkit.data.face_alignment import align_face
 from trainkit.data.formats import image_decode
 from trainkit.data.formats.image_decode import Fit
 from trainkit.data.record import Columns, Record, Source
@@ -28,15 +28,14 @@ from trainkit.evaluation_protocols import Protocol
 from trainkit.files import Json
 
 ALIGNMENT = 2
-"""Version of how faces are aligned: raised where other landmarks are refused, so that no set packed before is used."""
+"""Version of how faces of template sets are aligned: raised where other landmarks are refused, so that no set packed
+before is used."""
 
 Resize = Literal["no", "down", "any"]
 
 _log = logging.getLogger(__name__)
 _COUNTED = 1000
 """Unusable images after which a set that is to be whole is read no further."""
-_MANY = 1 << 30
-"""Images of a set of which nothing says how many they are: too many to be kept as pixels."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,6 @@ def import_pictures(
     size: tuple[int, int] | None,
     fit: Fit = "no",
     group: str | None = None,
-    align: bool = False,
     damaged: Literal["fail", "skip"] = "fail",
     damaged_most: float = 1.0,
     store: Store | None = None,
@@ -87,23 +85,21 @@ def import_pictures(
     Images are brought to `size` (height, width) as `fit` says (`image_decode.fit`); with `size` None they keep their
     own sizes and are stored encoded. `group` is a regular expression with one group in parentheses, which finds in a
     image's id (relative path, or `image_path`) the person, video or alphabet that no two splits may share.
-    `align` warps faces by their five landmarks to the ArcFace template. `damaged: skip` leaves damaged images
-    out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it is an evaluation set:
-    its rows have no class. `columns` as `sources.open_source` takes them. An import of equal `key`, which
-    follows from the files of the source where it is not given, resumes one that was killed.
+    Faces of a source that is not aligned are warped by their five landmarks to the ArcFace template. `damaged: skip`
+    leaves damaged images out, up to the share `damaged_most` of all, and names them in the report. With a `protocol` it
+    is an evaluation set: its rows have no class. `columns` as `sources.open_source` takes them. An import of equal
+    `key`, which follows from the files of the source where it is not given, resumes one that was killed.
     Raises UserError for damaged images: up to 20 are named by file and row, the rest counted, up to 1,000.
     """
     if not isinstance(source, Source):
         source = sources.open_source(source, network=True, columns=columns)
     _check_asked(source, protocol, damaged)
     if store is None:
-        small = size is not None and 3 * size[0] * size[1] * (source.size or _MANY) < image_store.DECODED_LIMIT
+        small = size is not None and 3 * size[0] * size[1] * source.size < image_store.DECODED_LIMIT
         store = "decoded" if small else "encoded"
-    recipe = _Recipe(size, fit, align or not source.aligned, sources.grouping(group) if group is not None else None)
-    if recipe.align:
-        check_records(source.where, source.records())
+    recipe = _Recipe(size, fit, not source.aligned, sources.grouping(group) if group is not None else None)
     if key is None and source.files:
-        made = [columns, size, fit, group, align, damaged, store, type(protocol).__name__]
+        made = [columns, size, fit, group, damaged, store, type(protocol).__name__]
         key = cache.key([source.kind, source.where, source.split, *made], source.files)
     rows = _Rows(skip=damaged == "skip")
     with Writer(Path(out), size=size, store=store, key=key or "", state=rows.state) as writer:
@@ -114,8 +110,8 @@ def import_pictures(
             if not rows.add(writer, made):
                 break
             if on_progress:
-                on_progress(rows.done, source.size or 0)
-        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * (source.size or rows.done)):
+                on_progress(rows.done, source.size)
+        if rows.bad and (damaged == "fail" or len(rows.bad) > damaged_most * source.size):
             remedy = "repair or remove them, or import with --damaged skip, which leaves them out and lists them"
             raise unusable(source.where, rows.bad, remedy)
         return rows.finish(writer, source, protocol)
@@ -248,23 +244,22 @@ def pack_once(
     size: tuple[int, int] | None,
     fit: Fit = "no",
     group: str | None = None,
-    align: bool = False,
 ) -> Packed:
     """Pack a source once, also where processes start together; a large `.rec` is read in place, not packed.
 
-    `size`, `fit`, `group` and `align` as in `import_pictures`, whose UserErrors this raises.
+    `size`, `fit` and `group` as in `import_pictures`, whose UserErrors this raises.
     """
     # How it is read is part of it: the form of the source, its split, what is done to images.
     split = found.split if isinstance(found, Source) else None
     made = [image_store.FORMAT, image_store.VERSION, found.kind, found.where, split, size, fit, group]
     made += [columns] if (columns := getattr(found, "columns", ())) else []
-    if align or found.kind == "templates":  # of which some are always aligned
+    if found.kind == "templates":
         made.append(f"aligned {ALIGNMENT}")
     left_out = found.left_out if isinstance(found, Source) else ()
     for sentence in left_out:  # also where it is packed: an empty folder that was added since changes no file
         _log.warning("%s: left out: %s", found.where, sentence)
     key = cache.key(made, found.files)
-    if isinstance(found, Source) and size is not None and not (group or align or cache.is_there(key)):
+    if isinstance(found, Source) and size is not None and not (group or cache.is_there(key)):
         opened = record_store.in_place(found, size, fit)
         if opened is not None:
             return opened
@@ -272,7 +267,7 @@ def pack_once(
     def make(folder: Path, on_progress: Progress) -> None:
         source, protocol = found.read() if isinstance(found, Evaluation) else (found, None)
         report = import_pictures(
-            source, folder, size=size, fit=fit, group=group, align=align, protocol=protocol,
+            source, folder, size=size, fit=fit, group=group, protocol=protocol,
             on_progress=on_progress, key=folder.name,
         )  # fmt: skip
         for note in report.notes[len(left_out) :]:
@@ -286,14 +281,13 @@ def import_faces(
     out: Path | str,
     *,
     image_size: int = 112,
-    align: bool = False,
     resize: Resize = "no",
     **options: Unpack[Options],
 ) -> Report:
     """Convert a set of faces to squares in the packed form; see `import_pictures`, which raises what this raises."""
     if not isinstance(source, Source):
         source = sources.open_source(source, nested=False, network=True, columns=options.pop("columns", None))
-    return import_pictures(source, out, size=(image_size, image_size), fit=resize, align=align, **options)
+    return import_pictures(source, out, size=(image_size, image_size), fit=resize, **options)
 
 
 def import_evaluation(
@@ -353,7 +347,7 @@ def _one(record: Record, recipe: _Recipe) -> _Made:
     original = pixels
     if recipe.align:
         if record.landmarks is None:
-            raise UserError(record.where, "no landmarks", "five points", "add it to landmarks5.json")
+            raise UserError(record.where, "no landmarks", "five points")
         if recipe.size is None or recipe.size[0] != recipe.size[1]:
             raise ValueError(f"faces are aligned to squares, not to {image_store.describe(recipe.size)}")
         pixels = align_face(pixels, record.landmarks, recipe.size[0], record.where)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.face_alignment import LANDMARKS, read_landmarks
 from trainkit.data.folders import inside
 from trainkit.data.formats.table_files import csv_lines
 from trainkit.data.record import Record, Source
@@ -28,21 +27,17 @@ _SAME = {"1": True, "0": False, "true": True, "false": False}
 def read_csv(file: Path) -> tuple[Source, Pairs]:
     """Read `path_a,path_b,same` with paths relative to the folder of the file; same is 1 or 0. No image comes twice.
 
-    Images have the landmarks that a landmarks5.json beside the file gives them. Raises UserError for a line of another
-    form, a path out of the folder, and all pairs that would count for more or less than one comparison: of an image
-    with itself, or of two that were compared before, in either order.
+    Raises UserError for a line of another form, a path out of the folder, and all pairs that would count for more or
+    less than one comparison: of an image with itself, or of two that were compared before, in either order.
     """
     names, pairs = read_names(file, lambda name, where: inside(file.parent, name, where))
-    landmarks = file.parent / LANDMARKS
+    paths = [file.parent / name for name in names]
 
     def records() -> Iterator[Record]:
-        points = read_landmarks(landmarks) if landmarks.is_file() else {}
-        for row, name in enumerate(names):
-            path = file.parent / name
-            yield Record(name, -1, path, f"{path} (image {row} of {file.name})", points.get(name))
+        for row, (name, path) in enumerate(zip(names, paths, strict=True)):
+            yield Record(name, -1, path, f"{path} (image {row} of {file.name})")
 
-    files = (file, *(file.parent / name for name in names), *([landmarks] if landmarks.is_file() else []))
-    return Source("pairs", str(file), len(names), records, files), pairs
+    return Source("pairs", str(file), len(names), records, (file, *paths)), pairs
 
 
 def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[str], Pairs]:
@@ -83,24 +78,6 @@ def read_names(file: Path, check: Callable[[str, str], object]) -> tuple[list[st
 
 def _pairs(first: list[int], second: list[int], same: list[bool]) -> Pairs:
     return Pairs(np.asarray(first, np.int64), np.asarray(second, np.int64), np.asarray(same, bool))
-
-
-def write_drawn(folder: Path, most: int = 6000, seed: int = 0) -> tuple[int, int]:
-    """Draw pairs of images of a folder of people, `<person>/<image>`, into its `pairs.csv`; pairs and people.
-
-    Pairs are drawn as `draw` does. Raises UserError where the file is there, or pairs are too few.
-    """
-    from trainkit.data import image_folder
-
-    file = folder / "pairs.csv"
-    if file.exists():
-        raise UserError(str(file), "already exists", remedy="move it away to write other pairs")
-    people: dict[str, list[str]] = {}
-    for record in image_folder.open_folder(folder, nested=False).records():
-        people.setdefault(str(record.label), []).append(record.id)
-    drawn = draw(people, str(folder), most, seed)
-    file.write_text(written(drawn), encoding="utf-8")
-    return len(drawn), len(people)
 
 
 def draw(people: Mapping[str, list[str]], where: str, most: int = 6000, seed: int = 0) -> list[tuple[str, str, int]]:

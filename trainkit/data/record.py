@@ -41,8 +41,8 @@ class Source:
 
     kind: str
     where: str
-    size: int | None
-    """Number of records; None where nothing says it before they are read."""
+    size: int
+    """Number of records."""
     records: Callable[[], Iterator[Record]]
     files: tuple[Path | str, ...] = ()
     """Files and settings it is made of, to detect changes."""
@@ -60,7 +60,3 @@ class Source:
     """Reads records by their numbers, where that takes no reading of all others."""
     labelled: Callable[[], tuple[Iterator[str], np.ndarray]] | None = None
     """Returns the ids and the labels, int64, of all records, where that takes no decoding of them."""
-
-    def count(self) -> int:
-        """Return the number of records; where nothing says it, all are read for it."""
-        return self.size if self.size is not None else sum(1 for _ in self.records())

@@ -6,7 +6,6 @@
 | images with `metadata.csv`, `.jsonl`, `.parquet`| a folder with metadata of its own           |
 | parquet, with images in cells                   | files by their names, or a value of `split` |
 | a set saved by Hugging Face `datasets`          | a folder of a DatasetDict                   |
-| webdataset shards                               | files or folders by their names             |
 | a set of the hub                                | as its card or the names of files say       |
 
 All are read by `formats.table_files`, a row at a time; `datasets` finds the files of sets of the hub and reads none.
@@ -39,7 +38,7 @@ _IMAGES = ("image", "mask")
 """Parts that are images."""
 _HEAD = 1 << 16
 _JSON_LIMIT = 64 << 20
-_KINDS = {".csv": "CSV", ".tsv": "CSV", ".tar": "webdataset", ".parquet": "parquet"}
+_KINDS = {".csv": "CSV", ".tsv": "CSV", ".parquet": "parquet"}
 _WITH_PATHS = ("CSV", "JSON", "image folder")
 """Kinds whose cells name files."""
 
@@ -137,7 +136,7 @@ class TableRows:
         there = table.content.columns
         counts = self._count(by) if by[0] in there and there[by[0]].holds == "text" else {}
         self.split, self.size = self._choose(counts)
-        """Value of the column of splits whose rows these are (None: all), and how many rows; None: not known."""
+        """Value of the column of splits whose rows these are (None: all), and how many rows."""
         self._by = by if self.split is not None else None
         named = self.split or table.split
         self.where = table.where if named is None else f"{table.where}#{named}"
@@ -191,7 +190,7 @@ class TableRows:
             raise UserError(self.table.where, found, "a split in every row")
         return counts
 
-    def _choose(self, counts: Mapping[str, int]) -> tuple[str | None, int | None]:
+    def _choose(self, counts: Mapping[str, int]) -> tuple[str | None, int]:
         table = self.table
         if len(counts) < 2 and (table.whole or table.split is None):
             return None, table.content.size
@@ -252,7 +251,7 @@ def open_table(
             raise UserError(where, "a file of unknown kind", f"one of {', '.join(SUFFIXES)}")
         return _opened(where, _KINDS.get(suffix, "JSON"), {"": [place]}, split, part, place.parent, at_once)
     if (listed := _folder_of_files(place)) is None:
-        raise UserError(where, "no table", "parquet files, shards, or images with metadata")
+        raise UserError(where, "no table", "parquet files, or images with metadata")
     return _opened(where, *listed, split, part, place, at_once)
 
 
@@ -302,21 +301,17 @@ def _folder_of_files(path: Path) -> tuple[str, dict[str, list[Path]]] | None:
     metadata = {one.name: [file] for one in inner if (file := _metadata(one)) is not None}
     if metadata:
         return "image folder", metadata
-    if shards := folders.visible(path.glob("*.tar")):
-        return "webdataset", _by_split({file: file.stem for file in shards})
-    if shards := {file: folder.name for folder in inner for file in folders.visible(folder.glob("*.tar"))}:
-        return "webdataset", _by_split(shards)
     for place in (path, path / "data"):
         if found := folders.visible(place.glob("*.parquet")):
-            return "parquet", _by_split({file: file.stem for file in found})
+            return "parquet", _by_split(found)
     return None
 
 
-def _by_split(files: Mapping[Path, str]) -> dict[str, list[Path]]:
+def _by_split(files: Iterable[Path]) -> dict[str, list[Path]]:
     """Divide files by the splits that their names begin with; all are of none where one is. Raises UserError."""
     found: dict[str, list[Path]] = {}
-    for file, name in files.items():
-        word = re.split(r"[^a-z]", name.lower())[0]
+    for file in files:
+        word = re.split(r"[^a-z]", file.stem.lower())[0]
         found.setdefault(word if word in source_splits.WORDS else "", []).append(file)
     if "" in found and len(found) > 1:
         expected = "all named after their splits, as train-0, or none"

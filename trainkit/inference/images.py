@@ -14,8 +14,6 @@ import numpy as np
 import torch
 
 from trainkit.data import kinds
-from trainkit.data.face_alignment import LANDMARKS, read_landmarks
-from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.record import Record, Source
 from trainkit.errors import UserError
@@ -48,7 +46,7 @@ def predict(asked: Request) -> Predicted:
         names = meta.class_names or tuple(map(str, range(meta.classes)))
         run = _Network(made, prepared, names, asked.mirror, found.kind != PLAIN, found.names)
         entries = tables.Entries(
-            total=found.count(),
+            total=found.size,
             items=found.records,
             read=run.reader(found),
             columns=run.columns,
@@ -89,17 +87,15 @@ class _Network:
 
     def reader(self, source: Source) -> Callable[[Record], tuple[Record, np.ndarray]]:
         """Return a function that reads a record and its prepared pixels, uint8 (3, height, width)."""
-        data = self.made.recipe.data
-        aligned = source.aligned or kinds.name(data) != "faces"
-        by_points = isinstance(data, Faces) and data.fit == "align"
+        aligned = source.aligned or kinds.name(self.made.recipe.data) != "faces"
 
         def read(record: Record) -> tuple[Record, np.ndarray]:
             pixels = pixels_of(record)
-            if not aligned or (by_points and record.landmarks is not None):
+            if not aligned:
                 from trainkit.data.face_alignment import align_face
 
                 if record.landmarks is None:
-                    raise UserError(record.where, "no landmarks", "five points", "add them to landmarks5.json")
+                    raise UserError(record.where, "no landmarks", "five points")
                 pixels = align_face(pixels, record.landmarks, self.prepared.side[0], record.where)
             # Drop the encoded image: records wait for their batch.
             return dataclasses.replace(record, data=b""), self.prepared.pixels(pixels, record.where)
@@ -170,12 +166,10 @@ def open_pictures(text: str) -> Source:
 
 
 def _plain(root: Path, names: Sequence[str], where: str) -> Source:
-    landmarks = root / LANDMARKS
+    paths = [root / name for name in names]
 
     def records() -> Iterator[Record]:
-        points = read_landmarks(landmarks) if landmarks.is_file() else {}
-        for name in names:
-            yield Record(name, "", root / name, str(root / name), points.get(name))
+        for name, path in zip(names, paths, strict=True):
+            yield Record(name, "", path, str(path))
 
-    files = (*(root / name for name in names), *([landmarks] if landmarks.is_file() else []))
-    return Source(PLAIN, where, len(names), records, files)
+    return Source(PLAIN, where, len(names), records, tuple(paths))

@@ -184,7 +184,7 @@ def _records(text: str) -> _Found:
             for record in found.records()
             if isinstance(record.data, Path)
         ]
-        if len(every) < found.count():
+        if len(every) < found.size:
             raise UserError(text, f"a {found.kind}", "a re-identification set, or image files", "name another source")
         return _Found(found.where, every, labelled=False)
     return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)

@@ -11,7 +11,6 @@ import numpy as np
 
 from trainkit.data import augment
 from trainkit.data.augment import Timm
-from trainkit.data.face_alignment import LANDMARKS
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
@@ -52,8 +51,6 @@ def of(data: object) -> Preparation | None:
             words = "the largest centre square of a face, resized"
             return Preparation(side, half, half, partial(_fitted, side=side, how="crop"), _faces, words)
         words = "an aligned square face; a larger one is scaled down, any other shape is refused"
-        if data.fit == "align":
-            words = f"a face warped by five points to the ArcFace template ({LANDMARKS}), or {words}"
         return Preparation(side, half, half, partial(_fitted, side=side, how="down"), _faces, words)
     if isinstance(data, Images) and data.fit == "keep" and isinstance(data.augment, Timm):
         cut, share = data.augment.scoring(data.side), data.augment.crop_pct

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from PIL import Image
 from trainkit.analysis import data_integrity
 from trainkit.config import run_request
 from trainkit.data import import_images
-from trainkit.data.face_alignment import align_face
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.leakage import leaks
 from trainkit.errors import UserError
@@ -156,33 +154,6 @@ def test_a_packed_set_is_divided_too_and_splits_travel_to_workers(people, tmp_pa
 
 
 # How images become squares
-
-
-POINTS = [[2.7, 3.7], [5.2, 3.6], [4.0, 5.1], [3.0, 6.6], [5.1, 6.5]]
-
-
-def test_faces_are_aligned_by_landmarks_when_they_are_packed(tmp_path):
-    root = tmp_path / "raw"
-    points = {}
-    for i, person in enumerate(("anna", "ben", "cleo", "dora")):
-        (root / person).mkdir(parents=True)
-        for k in range(2):
-            Image.fromarray(picture(10 * i + k, (12, 15))).save(root / person / f"{k}.png")
-            points[f"{person}/{k}.png"] = POINTS
-    (root / "landmarks5.json").write_text(json.dumps(points))
-    (root / "pairs.csv").write_text("path_a,path_b,same\ncleo/0.png,cleo/1.png,1\ncleo/0.png,dora/0.png,0\n")
-    data = Faces(train=str(root), image_size=SIZE, fit="align", evaluate={"own": str(root / "pairs.csv")}, flip=False)
-    opened = data.open(0)
-    for split, seeds in ((opened.train, [0, 1, 10, 11, 20, 21, 30, 31]), (opened.evaluations["own"], [20, 21, 30])):
-        images = split.fetch(np.arange(split.size), 0)["image"].permute(0, 2, 3, 1).numpy()
-        for image, seed in zip(images, seeds, strict=True):
-            assert (image == align_face(picture(seed, (12, 15)), np.asarray(POINTS), SIZE, "")).all()
-    with pytest.raises(UserError, match="15 x 12 pixels"):
-        Faces(train=str(root), image_size=SIZE).open(0)
-    del points["ben/1.png"]
-    (root / "landmarks5.json").write_text(json.dumps(points))
-    with pytest.raises(UserError, match=r"ben/1\.png: no landmarks; expected five points"):
-        Faces(train=str(root), image_size=SIZE, fit="align").open(0)
 
 
 def test_the_middle_square_is_cut_and_made_larger_or_smaller(tmp_path):

@@ -223,36 +223,6 @@ def test_nobody_in_particular_is_not_trained_on(tmp_path):
     assert held.meta.classes == 2 and (held.train.label >= 0).all()
 
 
-def test_sysu_draws_galleries_of_single_pictures_ten_times(tmp_path):
-    sets.sysu(tmp_path, train=2, val=1, test=3, each=12)
-    data = People(
-        train=f"{tmp_path}#train", evaluate={"test": f"{tmp_path}#test"}, sampler=ModalPK(people=2, each=4), **SMALL
-    )
-    every = data.open(0).evaluations
-    assert set(every) == {"test" + end for end in ("", ".multi", ".indoor", ".indoor_multi", ".ranked", ".reranked")}
-    for end, most, cameras in (
-        ("", 1, {"cam1", "cam2", "cam4"}),
-        (".multi", 10, {"cam1", "cam2", "cam4"}),
-        (".indoor", 1, {"cam1", "cam2"}),
-        (".indoor_multi", 10, {"cam1", "cam2"}),
-    ):
-        split = every["test" + end]
-        search, index = split.protocol, split.index
-        assert search.by_person and list(search.queries) == ["nir"] and len(search.queries["nir"]) == 3 * 2 * 12
-        assert len(search.galleries) == 10
-        for gallery in search.galleries:
-            seen = [index.cameras[c] for c in index.camera[split.rows[gallery]]]
-            counts = Counter(zip(search.person[gallery].tolist(), seen, strict=True))
-            # the last person was not seen by camera 2
-            assert set(seen) == cameras and len(counts) == 3 * len(cameras) - 1 and set(counts.values()) == {most}
-            assert len(set(gallery.tolist())) == len(gallery)
-        assert len({gallery.tobytes() for gallery in search.galleries}) == 10
-        used = np.unique(np.concatenate([search.queries["nir"][:, 1], *search.galleries]))
-        assert (used == np.arange(split.size)).all()
-    again = data.open(99).evaluations["test"].protocol
-    assert all((a == b).all() for a, b in zip(again.galleries, every["test"].protocol.galleries, strict=True))
-
-
 def test_people_are_held_out_by_share_or_by_name(home):
     data = block(home, hold_out=0.34, evaluate={"kept": "held_out"})
     one, two = data.open(5), data.open(6)

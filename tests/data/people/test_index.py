@@ -46,7 +46,6 @@ SETS = {
     "index": people_sets.index,
     "orbench#train": people_sets.orbench,
     "orbench#test": people_sets.orbench,
-    "sysu#test": people_sets.sysu,
     "market#test": people_sets.market,
 }
 

@@ -8,7 +8,6 @@ import numpy as np
 import people_sets
 import pytest
 
-from trainkit.data.people import index as people_index
 from trainkit.data.people import searches as people_searches
 from trainkit.data.people import sources
 from trainkit.data.people.dataset import People
@@ -132,13 +131,6 @@ def test_every_evaluation_of_a_set_has_its_rule(market, ending):
     root, columns = market
     of = searched(_index(root, columns), split=f"val{ending}")[0]
     assert of.protocol.rule.startswith("gallery images of the person from the camera of a query are ignored")
-
-
-def test_sysu_keeps_its_own_rule(tmp_path):
-    people_sets.sysu(tmp_path)
-    index = people_index.indexed(f"{tmp_path}#test")
-    search = people_searches.searches(index, np.arange(len(index)), (0, 1), "val")[""][1]
-    assert (search.place == index.place).all() and search.hides == "place" and "of anybody" in search.rule
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -422,40 +422,6 @@ def test_damaged_annotations_of_orbench(tmp_path, text):
     assert "no test_gallery_and_queries.json" in str(refused(f"{tmp_path}#test"))
 
 
-def test_sysu(tmp_path):
-    people_sets.sysu(tmp_path, train=2, val=1, test=2, each=2)
-    train, test = read(f"{tmp_path}#train"), read(f"{tmp_path}#test")
-    assert set(train.person) == {"0001", "0002", "0003"}  # val's person, too
-    assert set(test.person) == {"0004", "0005"}
-    for rows in (train, test):
-        kinds = {(camera, modality) for camera, modality in zip(rows.camera, rows.modality, strict=True)}
-        assert kinds == {("cam1", RGB), ("cam2", RGB), ("cam3", NIR), ("cam4", RGB), ("cam6", NIR)}
-    assert set(train.role) == {EITHER}
-    assert {(m, r) for m, r in zip(test.modality, test.role, strict=True)} == {(RGB, GALLERY), (NIR, QUERY)}
-    assert len({test.places[f"cam{n}"] for n in range(1, 7)}) == 5
-    assert test.places["cam2"] == test.places["cam3"]
-
-
-def test_mistakes_in_sysu(tmp_path):
-    people_sets.sysu(tmp_path)
-    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,5,9")
-    assert "person 0009, without images" in str(refused(f"{tmp_path}#test"))
-    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "3,4")
-    for split in ("train", "test"):
-        assert "persons that are also in" in str(refused(f"{tmp_path}#{split}"))
-    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4,five")
-    assert "five" in str(refused(f"{tmp_path}#test"))
-    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "4," + "5" * 5000)
-    assert "55555" in str(refused(f"{tmp_path}#test"))
-    people_sets.write_text(tmp_path / "exp" / "test_id.txt", "")
-    assert "no numbers" in str(refused(f"{tmp_path}#test"))
-    (tmp_path / "exp" / "test_id.txt").unlink()
-    assert "no exp/test_id.txt" in str(refused(f"{tmp_path}#test"))
-    people_sets.sysu(tmp_path / "other")
-    (tmp_path / "other" / "cam5").rmdir()
-    assert "no folder cam5" in str(refused(tmp_path / "other"))
-
-
 def test_market(tmp_path):
     people_sets.market(tmp_path, train=3, test=2, cameras=2)
     train, test = read(f"{tmp_path}#train"), read(f"{tmp_path}#test")

@@ -46,8 +46,8 @@ def test_damaged_images_and_shared_people_are_told(tmp_path):
 
 def test_only_sets_of_people_are_of_this_kind(tmp_path):
     people_sets.index(tmp_path / "set", 2)
-    people_sets.sysu(tmp_path / "sysu")
-    for place in (tmp_path / "set", tmp_path / "set" / "index.csv", tmp_path / "sysu", f"{tmp_path}/sysu#test"):
+    people_sets.market(tmp_path / "market")
+    for place in (tmp_path / "set", tmp_path / "set" / "index.csv", tmp_path / "market", f"{tmp_path}/market#test"):
         assert kinds.at(place).name == "people"
     (tmp_path / "list.csv").write_text("a.png,b.png\n")
     (tmp_path / "classes" / "x").mkdir(parents=True)

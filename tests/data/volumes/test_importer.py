@@ -360,7 +360,6 @@ def test_the_verbs_know_volumes(files, tmp_path):
     ("words", "said"),
     [
         (["--volumes", "--size", "3x3"], "--size is not for volumes"),
-        (["--volumes", "--align"], "--align is not for volumes"),
         (["--spacing", "1x1x1"], "--spacing is given with --volumes"),
         (["--names", "a", "--size", "3x3"], "--names is given with --volumes"),
         (["--volumes", "--spacing", "1x1"], "'1x1' is not DEPTHxHEIGHTxWIDTH"),

@@ -15,7 +15,6 @@ from pydantic import Field
 from trainkit import rng
 from trainkit.data import evaluation_sets, hub, import_images, leakage, sources
 from trainkit.data.evaluation_sets import Evaluation
-from trainkit.data.face_alignment import LANDMARKS
 from trainkit.data.faces import held_out
 from trainkit.data.leakage import Held
 from trainkit.data.record import Source
@@ -49,10 +48,9 @@ class Faces:
     `name`. A field of a struct column is `json.label`."""
     image_size: Annotated[int, Field(ge=1, le=4096)] = 112
     """Side of an image in pixels. Larger images are scaled down when they are packed."""
-    fit: Literal["square", "align", "crop"] = field(default="square", metadata={"hash": "set"})
-    """Preparation of images when they are packed. `square`: aligned square images, scaled down. `align`: warped to the
-    ArcFace template by `landmarks5.json` beside them. `crop`: the largest centre square; for centred faces of one
-    size."""
+    fit: Literal["square", "crop"] = field(default="square", metadata={"hash": "set"})
+    """Preparation of images when they are packed. `square`: aligned square images, scaled down. `crop`: the largest
+    centre square; for centred faces of one size."""
     hold_out: str | None = field(default=None, metadata={"hash": "set"})
     """File of pairs (`path_a,path_b,same`) of images in `train`, with relative paths. Every person in it is excluded
     from training, and `held_out` in `evaluate` stands for these pairs. null: none."""
@@ -126,13 +124,11 @@ class Faces:
                 raise UserError(str(path), "a training set", "an evaluation set")
             if faces.size == (self.image_size, self.image_size):
                 return faces
-        # Sets of other forms are aligned already, or bring landmarks of their own and are aligned in any case.
-        found = evaluation_sets.recognise(path)
-        return self._pack(found, any(Path(file).name == LANDMARKS for file in found.files))
+        return self._pack(evaluation_sets.recognise(path))
 
-    def _pack(self, found: Source | Evaluation, landmarks: bool = True) -> Packed:
-        how, align = "crop" if self.fit == "crop" else "down", self.fit == "align" and landmarks
-        return import_images.pack_once(found, (self.image_size, self.image_size), how, align=align)
+    def _pack(self, found: Source | Evaluation) -> Packed:
+        how = "crop" if self.fit == "crop" else "down"
+        return import_images.pack_once(found, (self.image_size, self.image_size), how)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from trainkit.data import folders
-from trainkit.data.formats import heif, tiff
+from trainkit.data.formats import tiff
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads none
@@ -22,14 +22,12 @@ if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads no
     from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. TIFF, PGM, PPM and HEIC
-are opened by theirs after a look at what the file claims."""
+"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. TIFF, PGM and PPM are
+opened by theirs after a look at what the file claims."""
 
-_READ = "JPEG, PNG, BMP, WEBP, TIFF, PGM, PPM or HEIC"
+_READ = "JPEG, PNG, BMP, WEBP, TIFF, PGM or PPM"
 
-SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm", *heif.SUFFIXES}
-)
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm"})
 
 PIXEL_CAP = 50_000_000
 """Largest image, in pixels, that is decoded: 150 MB as RGB. Checked from the header, before anything is allocated."""
@@ -64,7 +62,7 @@ def read(path: Path, where: str) -> bytes:
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-    """Decode a JPEG, PNG, BMP, WebP, TIFF, PGM, PPM or HEIC image to RGB, uint8 (height, width, 3).
+    """Decode a JPEG, PNG, BMP, WebP, TIFF, PGM or PPM image to RGB, uint8 (height, width, 3).
 
     Grey, palette, 1-bit and CMYK images are converted, alpha is dropped, the orientation of EXIF or TIFF is applied. Of
     16 bits the upper byte is kept. Raises UserError naming `where` for anything damaged, of several frames or pages,
@@ -96,12 +94,12 @@ def _opened(file: Path | bytes, where: str) -> Iterator[Image.Image]:
             tiff.check_directory(data, where)
         elif not stored_as_is(head) and _PNM.match(data[:_PNM_HEADER]) is None:
             raise UserError(where, "a damaged header of a PGM or PPM file", "P2, P3, P5 or P6, width, height, maximum")
-        with Image.open(stream, formats=_formats(head, where)) as picture:
+        with Image.open(stream, formats=_formats(head)) as picture:
             frames = 1
             if of_tiff:
                 tiff.check(_tags(picture), len(data), where)
                 frames += _tags(picture).next != 0
-            elif picture.format not in ("MPO", *heif.FORMATS):  # photographs with a preview or a second view, bursts
+            elif picture.format != "MPO":  # photographs with a preview or a second view
                 frames = getattr(picture, "n_frames", 1)
             _check_size(picture, where)
             if frames != 1:
@@ -115,13 +113,10 @@ def _head(file: Path, where: str) -> bytes:
         return stream.read(_HEAD)
 
 
-def _formats(head: bytes, where: str) -> tuple[str, ...]:
-    if not stored_as_is(head):
-        return ("TIFF",) if head[:4] in tiff.MAGIC else ("PPM",)
-    if heif.is_heif(head):
-        heif.prepare(where)
-        return heif.FORMATS
-    return FORMATS
+def _formats(head: bytes) -> tuple[str, ...]:
+    if stored_as_is(head):
+        return FORMATS
+    return ("TIFF",) if head[:4] in tiff.MAGIC else ("PPM",)
 
 
 def _check_size(picture: Image.Image, where: str) -> None:
@@ -269,7 +264,7 @@ def fit(pixels: np.ndarray, size: tuple[int, int], where: str, how: Fit = "no") 
         return _resized(pixels, size, _centre(height, width, size) if how == "crop" else None)
     found, wanted = f"{width} x {height} pixels", f"{size[1]} x {size[0]}"
     if height * size[1] != width * size[0]:
-        raise UserError(where, found, wanted, "crop or align the images first (trainkit data import --align)")
+        raise UserError(where, found, wanted, "crop or align the images first")
     if how == "no" or (how == "down" and height < size[0]):
         remedy = "import with --resize" if how == "no" else "set data.image_size to the size of the images or less"
         raise UserError(where, found, wanted, remedy)

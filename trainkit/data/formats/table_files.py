@@ -1,4 +1,4 @@
-"""Read the rows of files: CSV, JSON, parquet, Arrow streams, webdataset shards, folders of images.
+"""Read the rows of files: CSV, JSON, parquet, Arrow streams, folders of images.
 
 Files are read as they come: nothing is copied, and no more of one is in memory than some rows. Each is checked before
 it is read, because nothing else bounds what it unpacks to.
@@ -11,12 +11,11 @@ import csv
 import json
 import os
 import re
-import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError
@@ -32,21 +31,16 @@ RATIO = 100
 """Of the unpacked bytes of a row group to those of its file, where they are more than BATCH_BYTES."""
 
 NAME_COLUMN = "image_path"
-"""Where it is there, a row is called by it: groups are found in it. Of shards it is the name of a sample."""
+"""Where it is there, a row is called by it: groups are found in it."""
 
 PATH_COLUMN = "file_name"
 """Column of the paths of images in their metadata."""
 
-SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".ndjson": "", ".parquet": "", ".tar": ""}
+SUFFIXES = {".csv": ",", ".tsv": "\t", ".json": "", ".jsonl": "", ".parquet": ""}
 """Files that hold rows, and what parts the cells of a line."""
 
 _ABSENT = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None"})
 """Cells of a CSV file that say nothing."""
-_NUMBERS = frozenset({"cls", "index", "id"})
-_TEXTS = _NUMBERS | {"txt", "text", "json"}
-"""Fields of the samples of a shard that are read beside images."""
-_TAR_BLOCK = 512
-"""Bytes of a block of a tar file, of which the last ones are zero."""
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 
 Cell = Any
@@ -67,15 +61,14 @@ class Content:
     """The rows of some files, not read yet."""
 
     columns: Mapping[str, Column]
-    size: int | None
-    """None where nothing says how many rows there are before all are read."""
+    size: int
     read: Read
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of each column that is a ClassLabel."""
 
 
 def open_rows(files: Sequence[Path], at_once: int = 256) -> Content:
-    """Open files of one kind, known by their endings: CSV, JSON, parquet or shards.
+    """Open files of one kind, known by their endings: CSV, JSON or parquet.
 
     Of parquet files about `at_once` rows are read together. Raises UserError where one cannot be read, or where it has
     other columns than those before.
@@ -83,8 +76,6 @@ def open_rows(files: Sequence[Path], at_once: int = 256) -> Content:
     suffix = files[0].suffix.lower()
     if suffix == ".parquet":
         return _open_parquet(files, at_once)
-    if suffix == ".tar":
-        return _open_shards(files)
     return _open_texts(files, SUFFIXES.get(suffix, ""))
 
 
@@ -248,75 +239,6 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Cell]]:
                 with naming(f"{file}, line {number}", "JSON, a mapping a line"):
                     value = json.loads(line)
                 yield f"{file}, line {number}", value
-
-
-# Shards.
-
-
-def _open_shards(files: Sequence[Path]) -> Content:
-    """Open webdataset shards: the images, numbers, texts and JSON of each sample, in the fields that the first has."""
-    for file in files:
-        _refuse_cut(file)
-    first = next(_samples(files[0], None), None)
-    if first is None:
-        raise UserError(str(files[0]), "no rows", "files of one name for each sample, as a.jpg and a.cls")
-
-    def read(names: Sequence[str]) -> Iterator[tuple[str, list[Cell]]]:
-        for file in files:
-            for number, sample in enumerate(_samples(file, frozenset(names))):
-                yield f"{file}, row {number}", [sample.get(name) for name in names]
-
-    kinds = {name: Column("binary", "images") if type(cell) is bytes else _column(_JSON.get(type(cell), "other"))
-             for name, cell in first.items()}  # fmt: skip
-    return Content(kinds, None, read)
-
-
-def _samples(file: Path, wanted: frozenset[str] | None) -> Iterator[dict[str, Cell]]:
-    """Yield the samples of a shard: the fields of files of one name, one after another; only those `wanted`."""
-    sample: dict[str, Cell] = {}
-    with naming(str(file), "a tar file"), tarfile.open(file, mode="r|") as tar:
-        for entry in tar:
-            folder, stroke, name = entry.name.rpartition("/")
-            name, _, field_name = name.partition(".")
-            ending = field_name.rpartition(".")[2].lower()
-            if not entry.isfile() or not (f".{ending}" in image_decode.SUFFIXES or ending in _TEXTS):
-                continue
-            name = f"{folder}{stroke}{name}"
-            if sample and sample[NAME_COLUMN] != name:
-                yield sample
-                sample = {}
-            sample[NAME_COLUMN] = name
-            if wanted is None or field_name.lower() in wanted:
-                content = cast(BinaryIO, tar.extractfile(entry))
-                sample[field_name.lower()] = _field(f"{file}, {entry.name[:200]}", ending, content)
-        if sample:
-            yield sample
-
-
-def _field(where: str, ending: str, stream: BinaryIO) -> Cell:
-    """Read a file of a sample, none larger than an image may be."""
-    data = stream.read(image_decode.BYTE_CAP + 1)
-    if len(data) > image_decode.BYTE_CAP:
-        raise UserError(where, f"more than {image_decode.BYTE_CAP} bytes", "an image or a text")
-    if ending not in _TEXTS:
-        return data
-    if ending in _NUMBERS:
-        if not data.strip().lstrip(b"-").isdigit():
-            raise UserError(where, repr(data[:50]), "a whole number", "select another label column with `columns`")
-        return int(data)
-    with naming(where, "JSON or text in UTF-8"):
-        return json.loads(data) if ending == "json" else data.decode()
-
-
-def _refuse_cut(file: Path) -> None:
-    """Raise UserError for a tar file that does not end as one does: it was cut off, or is compressed."""
-    with naming(str(file), "a tar file"), file.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, size - _TAR_BLOCK))
-        tail = stream.read(_TAR_BLOCK)
-    if size % _TAR_BLOCK or len(tail) < _TAR_BLOCK or any(tail):
-        expected, remedy = "a complete tar file without compression", "write or download it again"
-        raise UserError(str(file), f"{size} bytes that are truncated or not a tar file", expected, remedy)
 
 
 # Parquet and Arrow.

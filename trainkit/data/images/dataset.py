@@ -61,7 +61,7 @@ class Images:
 
     train: str
     """Training set: a folder of classes, a table (`.csv`, `.jsonl`, parquet, `metadata.csv`), saved `datasets` folder,
-    `hf://owner/name#split`, webdataset shards, packed folder, `sample:objects` or `sample:eyes`."""
+    `hf://owner/name#split`, packed folder, `sample:objects` or `sample:eyes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
     training."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,7 @@ from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets
 from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler, parts_of
-from trainkit.data.people.searches import combined, searches
+from trainkit.data.people.searches import combined, search
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
 from trainkit.data.split import HoldOut, Holdout, TrainSplit, by_another_seed, check_leaks, evaluated, key, missing
@@ -33,8 +32,6 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT, Batch, Dataset, DatasetInfo
 from trainkit.tensors import torch
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -50,11 +47,11 @@ class ModalityDropout:
 @dataclass(kw_only=True)
 class People:
     """Person images and captions for re-identification. Every evaluation set NAME offers the splits NAME, NAME.ranked
-    (with images of ranked lists) and NAME.reranked; SYSU-MM01 also NAME.multi, NAME.indoor and NAME.indoor_multi."""
+    (with images of ranked lists) and NAME.reranked."""
 
     train: str
-    """Training set: `ORBench#train`, `SYSU-MM01#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`),
-    `sample:people`, or `derived:FOLDER` of photographs."""
+    """Training set: `ORBench#train`, `Market-1501#train`, an index (`.csv`, `.parquet`, `.json`), `sample:people`, or
+    `derived:FOLDER` of photographs."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the split that `hold_out` excludes from
     training."""
@@ -137,23 +134,22 @@ class People:
         draw = Draw(self.sampler, cells, seed, among[whole.of[kept]])
         notes = [*pk_report.report(draw), *(f"train: {said}" for said in _left_out(whole, known))]
         notes += [f"train: {nobody:,} distractors are left out"] if nobody else []
-        places, asked = evaluated(self.evaluate, self.hold_out is not None), {}
-        for name, place in places.items():
+        asked: dict[str, tuple[PeopleIndex, np.ndarray, Search]] = {}
+        for name, place in evaluated(self.evaluate, self.hold_out is not None).items():
             index = whole if place == HELD_OUT else people_index.indexed(place, "val", self.columns)
-            rows = held if place == HELD_OUT else np.arange(len(index))
-            every = searches(index, rows, known, key(name), self.rerank_strict)
-            asked[name] = index, every
-            notes += [f"{name}: {said}" for said in (every[""][1].rule, *_left_out(index, known, every[""][1]))]
+            rows, protocol = search(index, held if place == HELD_OUT else np.arange(len(index)), known, key(name))
+            asked[name] = index, rows, protocol
+            notes += [f"{name}: {said}" for said in (protocol.rule, *_left_out(index, known, protocol))]
         train = self._split("train", whole, kept, names, known, coder, seed)
         scored: dict[str, PeopleSplit] = {}
-        for name, (index, every) in asked.items():
-            for end, (rows, search) in every.items():
-                like = scored.get(name)
-                if like is None or not np.array_equal(rows, like.rows):
-                    like = self._split(name + end, index, rows, names, known, coder, seed)
-                scored[name + end] = replace(like, name=name + end, protocol=search)
-        self._check_leaks(train, {name: scored[name] for name in places})
-        for split in (train, *(scored[name] for name in places)):
+        for name, (index, rows, protocol) in asked.items():
+            split = replace(self._split(name, index, rows, names, known, coder, seed), protocol=protocol)
+            scored[name] = split
+            for kind in ("ranked", "reranked"):
+                other = replace(protocol, kind=kind, strict=self.rerank_strict)
+                scored[f"{name}.{kind}"] = replace(split, name=f"{name}.{kind}", protocol=other)
+        self._check_leaks(train, {name: scored[name] for name in asked})
+        for split in (train, *(scored[name] for name in asked)):
             if coder is not None and split.ids is not None:
                 notes += [f"{split.name}: {said}" for said in tokenizer.losses(coder, split.ids)]
         meta = DatasetInfo(

@@ -1,4 +1,4 @@
-"""Sets of people as they are published: ORBench, SYSU-MM01, Market-1501. Each reader's rules are its own.
+"""Sets of people as they are published: ORBench, Market-1501. Each reader's rules are its own.
 
 Every set has the splits `train` and `test` (`PATH#test`). Persons are called as their folders are, or as file names
 call them, never by the numbers of an annotation: those begin anew in each split.
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from trainkit.data import folders, source_splits
 from trainkit.data.people import modalities
-from trainkit.data.people.records import EITHER, GALLERY, QUERY, SYSU, PersonRecord, Records
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, PersonRecord, Records
 from trainkit.errors import UserError, few
 from trainkit.files import Json
-from trainkit.interfaces import MODALITIES, NIR, RGB, TEXT
+from trainkit.interfaces import MODALITIES, RGB, TEXT
 
 JSON_LIMIT = 1 << 30
 """Largest annotation file that is read, in bytes; ORBench's are some 20 MB."""
 
 KNOWN = """\
 an index.csv or index.parquet; ORBench (train_annos.json, test_gallery_and_queries.json, or the challenge's \
-train/text_annos.json); SYSU-MM01 (cam1 to cam6 and exp); Market-1501 (bounding_box_train, query, bounding_box_test)"""
+train/text_annos.json); Market-1501 (bounding_box_train, query, bounding_box_test)"""
 
 _Splits = dict[str, tuple[Path, tuple[Path, ...], Callable[[Records], None]]]
 """Name of each split to where paths begin, the files that say what it holds, and its reader."""
@@ -162,52 +162,6 @@ def _person_of(where: str, names: dict[int | str, str], number: int | str, path:
     return parts[1]
 
 
-# SYSU-MM01: Wu et al., "RGB-Infrared Cross-Modality Person Re-Identification", ICCV 2017.
-
-SYSU_INFRARED = frozenset({3, 6})
-
-
-def _sysu(path: Path) -> _Splits:
-    train = tuple(path / "exp" / f"{name}_id.txt" for name in ("train", "val"))
-    test = path / "exp" / "test_id.txt"
-    # Published figures train on the persons of train_id.txt and val_id.txt: 395.
-    return {
-        "train": (path, (*train, test), lambda records: _read_sysu(records, train, (test,), EITHER, EITHER)),
-        "test": (path, (*train, test), lambda records: _read_sysu(records, (test,), train, GALLERY, QUERY)),
-    }
-
-
-def _read_sysu(
-    records: Records, files: tuple[Path, ...], others: tuple[Path, ...], visible: int, infrared: int
-) -> None:
-    persons = {person for file in files for person in _numbers(file)}
-    both = sorted(persons.intersection(person for file in others for person in _numbers(file)))
-    if both:
-        raise UserError(str(files[0]), f"persons that are also in {others[0].name}: {few(both)}", "each in one split")
-    for camera in range(1, 7):
-        if not (records.root / f"cam{camera}").is_dir():
-            raise UserError(str(records.root), f"no folder cam{camera}", "cam1 to cam6")
-    for person in sorted(persons):
-        found = 0
-        for camera in range(1, 7):
-            if person in records.there.names(f"cam{camera}"):
-                kind, role = (NIR, infrared) if camera in SYSU_INFRARED else (RGB, visible)
-                found += records.add_folder(f"cam{camera}/{person}", person, kind, f"cam{camera}", role)
-        if not found:
-            raise UserError(str(files[0]), f"person {person}, without images", "some of each")
-    # Cameras 2 and 3 stand in one place; no other two do.
-    records.places |= {f"cam{camera}": 3 if camera == 2 else camera for camera in range(1, 7)}
-
-
-def _numbers(file: Path) -> list[str]:
-    """Return persons of a file of numbers divided by commas, as four digits: their folders are called so."""
-    words = folders.read_text(file, JSON_LIMIT, "a text file in UTF-8").replace(",", " ").split()
-    bad = [word for word in words if not re.fullmatch(r"[0-9]{1,9}", word)]
-    if bad or not words:
-        raise UserError(str(file), f"{few(bad)}"[:200] if bad else "no numbers", "numbers divided by commas")
-    return [f"{int(word):04d}" for word in words]
-
-
 # Market-1501: Zheng et al., "Scalable Person Re-identification: A Benchmark", ICCV 2015. DukeMTMC-reID has its layout.
 
 _MARKET = re.compile(r"(-1|[0-9]{4,9})_c([0-9]{1,4})[^0-9].*")
@@ -251,7 +205,6 @@ _LAYOUTS: dict[str, tuple[Callable[[Path], _Splits], tuple[tuple[str, ...], ...]
         _orbench,
         (("train_annos.json",), ("test_gallery_and_queries.json",), ("text_annos.json",), ("train/text_annos.json",)),
     ),
-    SYSU: (_sysu, (("exp", "cam1"),)),
     "Market-1501": (_market, (("bounding_box_train",), ("bounding_box_test",))),
 }
 """Name of each layout, its reader, and groups of names one of which is there as a whole."""

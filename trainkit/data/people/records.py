@@ -17,10 +17,6 @@ from trainkit.interfaces import RGB, TEXT
 DISTRACTOR = "-1"
 """The person of a gallery record whom nobody looks for, as indexes write it."""
 
-SYSU = "SYSU-MM01"
-"""The kind of the sets with a protocol of their own: it draws galleries, ignores gallery images of anybody from the
-place of a query, and counts persons for CMC."""
-
 EITHER, QUERY, GALLERY = range(3)
 """Role of a record in a search: default, query only, gallery only."""
 
@@ -80,13 +76,10 @@ class Records:
         self.leave_out("files that are not images", [f"{folder}/{name}" for name in sorted({*names} - {*images})])
         return images
 
-    def add_folder(self, folder: str, person: str, modality: int, camera: str = "", role: int = EITHER) -> int:
-        """Add every image of a folder; how many there are."""
-        names = self.images_in(folder)
-        for name in names:
-            where = f"{self.root}/{folder}/{name}"
-            self.add(PersonRecord(where, f"{folder}/{name}", person, modality, camera, role))
-        return len(names)
+    def add_folder(self, folder: str, person: str, modality: int) -> None:
+        """Add every image of a folder."""
+        for name in self.images_in(folder):
+            self.add(PersonRecord(f"{self.root}/{folder}/{name}", f"{folder}/{name}", person, modality))
 
     def picture(
         self, where: str, path: str, person: str | None, modality: int, camera: str = "", role: int = EITHER

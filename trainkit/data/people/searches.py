@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from trainkit import rng
 from trainkit.data.people.index import PeopleIndex
 from trainkit.data.people.modalities import subsets, title
-from trainkit.data.people.records import GALLERY, QUERY, SYSU
+from trainkit.data.people.records import GALLERY, QUERY
 from trainkit.errors import UserError, number_of
 from trainkit.evaluation_protocols import Search
 from trainkit.interfaces import MODALITIES, RGB, TEXT
 
-TRIALS = 10
-"""Galleries that SYSU-MM01's protocol draws (Wu et al., ICCV 2017, section 3.3)."""
 
-_SYSU = {"": (False, 1), ".multi": (False, 10), ".indoor": (True, 1), ".indoor_multi": (True, 10)}
-"""Its four settings by the end of a split's name: whether indoors alone, and images of a person and camera."""
-_INDOORS = ("1", "2")
-"""Cameras of its indoor gallery, by the last character of their names."""
-_FIXED = 0
-"""Seed of the galleries that are drawn: whatever the run's, so that runs are evaluated on the same ones."""
-
-
-def searches(
-    index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str, strict: bool = False
-) -> dict[str, tuple[np.ndarray, Search]]:
-    """Return the searches in `rows` of a set, by the end of a split's name: rows of the index, queries and galleries.
+def search(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: str) -> tuple[np.ndarray, Search]:
+    """Return the rows of an index, of `rows` of it, that take part in the search among them, ascending, and that.
 
     Queries are those that the set itself lists, else every combination of modalities, RGB apart, that are `known`;
     where there are none but RGB, RGB images. The gallery is RGB. Raises UserError where one of the two is empty.
@@ -41,13 +26,24 @@ def searches(
     if not asking or not len(gallery):
         found = f"{asking} queries and {len(gallery)} gallery images"
         raise UserError(f"{where} ({index.where})", found, "at least one of each", "check its modalities and roles")
-    drawn = {"": (gallery,)}
-    if index.kind == SYSU:
-        drawn = {end: _drawn(index, gallery, *setting) for end, setting in _SYSU.items()}
     place, rule = _camera_rule(index, queries, gallery)
-    made = {end: _search(index, queries, galleries, place, rule, where) for end, galleries in drawn.items()}
-    own, first = made[""]
-    return made | {f".{kind}": (own, replace(first, kind=kind, strict=strict)) for kind in ("ranked", "reranked")}
+    rows = np.unique(np.concatenate([*(some.reshape(-1) for some in queries.values()), gallery]))
+    rows = rows[rows >= 0]
+    row_of = np.full(len(index) + 1, -1, np.int64)
+    row_of[rows] = np.arange(len(rows))
+    groups: dict[str, tuple[str, ...]] = {}
+    for name, some in queries.items():
+        group = f"modal_{int((some[0] >= 0).sum())}"
+        groups[group] = (*groups.get(group, ()), name)
+    return rows, Search(
+        person=np.asarray(index.person[rows], np.int64),
+        place=place[rows],
+        galleries=(row_of[gallery],),
+        queries={name: row_of[some] for name, some in queries.items()},
+        ids=tuple(index.ids[row] for row in rows.tolist()),
+        groups=dict(sorted(groups.items())),
+        rule=rule,
+    )
 
 
 def _queries(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -104,56 +100,6 @@ def combined(
     return np.split(rows, np.cumsum(times.sum(1))[:-1])
 
 
-def _drawn(index: PeopleIndex, gallery: np.ndarray, indoors: bool, most: int) -> tuple[np.ndarray, ...]:
-    """Draw SYSU-MM01's galleries: of each person and camera `most` images, by a hash of their names."""
-    if indoors:
-        cameras = [number for number, name in enumerate(index.cameras) if name[-1:] in _INDOORS]
-        gallery = gallery[np.isin(index.camera[gallery], cameras)]
-    codes = np.asarray(
-        [zlib.crc32(index.ids[row].encode(errors="surrogateescape")) for row in gallery.tolist()], np.int64
-    )
-    cell = index.person[gallery].astype(np.int64) * (len(index.cameras) + 1) + index.camera[gallery]
-    trials = []
-    for trial in range(TRIALS):
-        order = np.lexsort((codes, rng.words(_FIXED, "gallery", trial, codes), cell))
-        first = np.searchsorted(cell[order], cell[order], side="left")
-        trials.append(np.sort(gallery[order[np.arange(len(order)) - first < most]]))
-    return tuple(trials)
-
-
-def _search(
-    index: PeopleIndex,
-    queries: Mapping[str, np.ndarray],
-    galleries: tuple[np.ndarray, ...],
-    place: np.ndarray,
-    rule: str,
-    where: str,
-) -> tuple[np.ndarray, Search]:
-    """Return rows of the index that take part, ascending, and the search among them."""
-    if not all(len(rows) for rows in galleries):
-        raise UserError(f"{where} ({index.where})", "an empty gallery", "rgb images of every setting")
-    rows = np.unique(np.concatenate([*(some.reshape(-1) for some in queries.values()), *galleries]))
-    rows = rows[rows >= 0]
-    row_of = np.full(len(index) + 1, -1, np.int64)
-    row_of[rows] = np.arange(len(rows))
-    groups: dict[str, tuple[str, ...]] = {}
-    for name, some in queries.items():
-        group = f"modal_{int((some[0] >= 0).sum())}"
-        groups[group] = (*groups.get(group, ()), name)
-    search = Search(
-        person=np.asarray(index.person[rows], np.int64),
-        place=place[rows],
-        galleries=tuple(row_of[some] for some in galleries),
-        queries={name: row_of[some] for name, some in queries.items()},
-        ids=tuple(index.ids[row] for row in rows.tolist()),
-        groups=dict(sorted(groups.items())),
-        by_person=index.kind == SYSU,
-        hides="place" if index.kind == SYSU else "person",
-        rule=rule,
-    )
-    return rows, search
-
-
 # Gallery images from the camera of a query.
 
 
@@ -164,8 +110,6 @@ def _camera_rule(index: PeopleIndex, queries: Mapping[str, np.ndarray], gallery:
     Where that would leave no query a match, as with one camera in all, nothing is ignored.
     """
     own = np.asarray(index.place, np.int64)
-    if index.kind == SYSU:
-        return own, "gallery images of anybody from the place of a query are ignored"
     place = own if (own >= 0).any() else np.where(index.modality == TEXT, -1, index.camera).astype(np.int64)
     there, hidden = _matches(np.concatenate(list(queries.values())), gallery, index.person, place)
     lost = int(((there > 0) & (there == hidden)).sum())

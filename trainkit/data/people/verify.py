@@ -40,7 +40,7 @@ def described(path: Path | str) -> list[str]:
     distractors = int((index.person < 0).sum())
     try:
         rows, known = np.arange(len(index)), tuple(np.unique(index.modality).tolist())
-        rule = searches.searches(index, rows, known, index.where)[""][1].rule
+        rule = searches.search(index, rows, known, index.where)[1].rule
     except UserError as error:
         rule = f"no evaluation set: {error}"
     return [

@@ -34,7 +34,7 @@ _ROWS = 16
 
 def holds_rows(path: Path) -> bool:
     """Return whether there is a table at `path`; CSV is a list of paths."""
-    return is_table(path) and not (path.is_file() and path.suffix.lower() in (".csv", ".tar"))
+    return is_table(path) and not (path.is_file() and path.suffix.lower() == ".csv")
 
 
 def open_rows(
@@ -45,9 +45,6 @@ def open_rows(
     Raises UserError where there is no such split, no column of images or of masks, or no row.
     """
     rows = open_table(path, split, part=part, at_once=_ROWS).take(COLUMNS, columns, ("name", "split"))
-    if rows.size is None:
-        found = f"{rows.table.kind}, which cannot be read in parts"
-        raise UserError(rows.where, found, "a table", "import it as parquet first")
     if not rows.size:
         raise UserError(rows.where, "no rows", "an image and its mask per row")
     mask = next((row.cells["mask"] for row in rows.read("mask")), None)
@@ -60,7 +57,7 @@ class TableScenes(Sequence[Scene]):
     """Scenes of a table: a few rows are in memory at a time."""
 
     def __init__(self, rows: TableRows):
-        self.rows, self._size = rows, rows.size or 0
+        self.rows, self._size = rows, rows.size
         self._reading: Iterator[Scene] = iter(self)
         self._last: Scene | None = None
         self._place = -1

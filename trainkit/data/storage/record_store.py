@@ -36,7 +36,7 @@ def in_place(found: Source, size: tuple[int, int], fit: Fit) -> Packed | None:
 
     Raises UserError naming a record whose label is none.
     """
-    small = 3 * size[0] * size[1] * (found.size or 0) < image_store.DECODED_LIMIT
+    small = 3 * size[0] * size[1] * found.size < image_store.DECODED_LIMIT
     if found.kind != recordio.KIND or small or found.some is None or found.labelled is None:
         return None
     wrong = np.flatnonzero(found.labelled()[1] < 0)[:1].tolist()
