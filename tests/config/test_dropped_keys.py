@@ -50,6 +50,7 @@ DROPPED = [
     ("tom500", "train.spikes", None, {"policy": "rollback"}, "losses that jump are not looked for"),
     ("reid", "train.replay", None, {"every": "1k steps"}, "steps are not computed twice"),
     ("reid", "train.nonfinite", "stop", "rollback", "use skip"),
+    ("face_teacher", "data.fit", "square", "align", "use crop"),
 ]
 """Recipe, key, its default, another value, and what the refusal says."""
 each_key = pytest.mark.parametrize(("name", "key", "default", "other", "said"), DROPPED)
