@@ -213,7 +213,6 @@ CONTEST = Contest(
         Target("", "trainkit", 0.1, words="blocked time relative to torch.save"),
         Target("", "trainkit", 50, "first", words="first save, ms blocked"),
     ),
-    share=0.34,
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ A benchmark states its `Contest` and calls `main`:
         CONTEST.main(__doc__)
 
     python benchmarks/step.py                     3 rounds
-    ... --rounds 7 --sides trainkit fabric --cases tiny --json FILE
+    ... --rounds 7 --sides trainkit accelerate --json FILE
 
 A round starts a process for each side in an order of its own, so that what else runs on the machine falls on all of
 them alike. A ratio is the median over rounds of side / baseline within one round, with the range of these. Sides that
@@ -58,7 +58,6 @@ _PACKAGES = (
     "torch",
     "accelerate",
     "lightning",
-    "transformers",
     "timm",
     "torchvision",
     "datasets",
@@ -125,8 +124,6 @@ class Contest:
     """Of each process."""
     timeout: float = 300.0
     """Seconds of one process, or of one of its turns."""
-    share: float = 1.0
-    """Of the rounds that the suite is asked for, where a single one is long and has many pairs in itself."""
     turns: bool = False
     """Whether sides take turns; they call `next_turn` between the blocks of their work."""
 

@@ -11,9 +11,7 @@ torchvision to decode; `cached` keeps the pixels. Normalisation is left out on a
 
 Sides take turns of half a second or more, of two batches at a time, one of each worker.
 
-`us of CPU` counts all processes of a side: it says less of the neighbours than samples a second do. `of the decoder` is
-the share of what the decoder alone reaches on all cores: after each turn a quarter of a second of decoding the same
-files by as many threads as cores, each into one array: two virtual cores need not decode twice what one does.
+`us of CPU` counts all processes of a side: it says less of the neighbours than samples a second do.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +34,7 @@ import numpy as np
 from contest import Contest, Sample, Target, next_turn
 
 CLASSES, EACH, SIDE, BATCH, WORKERS = 64, 64, 112, 256, 2
-TURNS, SECONDS, ALONE = 6, 0.5, 0.25
+TURNS, SECONDS = 6, 0.5
 HOME = Path(tempfile.gettempdir()) / "trainkit-bench-inputs-1"
 """Where the files are kept between processes."""
 
@@ -101,17 +98,15 @@ def arrow(case: str) -> Sample:
 
 def encoded(case: str) -> Sample:
     """JPEG files end to end, decoded by torchvision."""
-    from trainkit.data.formats import image_decode
-
-    return ours("encoded", image_decode.plain_decoder())
+    return ours("encoded")
 
 
 def cached(case: str) -> Sample:
     return ours("decoded")
 
 
-def ours(store: str, decoder: Callable | None = None) -> Sample:
-    """A packed set as a training reads it; beside it `decoder` alone."""
+def ours(store: str) -> Sample:
+    """A packed set as a training reads it."""
     from trainkit.config.schema import Loader
     from trainkit.data.faces.dataset import FaceSplit
     from trainkit.data.loader import stream
@@ -121,32 +116,7 @@ def ours(store: str, decoder: Callable | None = None) -> Sample:
     split = FaceSplit("train", Packed(files() / store), seed=0, mirror=True)
     plan = Plan(10**9, split.size // BATCH, BATCH, BATCH, 1, 1, 0)
     batches = stream.training(split, partial(plan.keys, split, 0), Loader(), pin=False)
-    pairs = ((batch["image"], batch["label"]) for batch in batches)
-    return measured(pairs, decoder and alone(decoder, split.packed))
-
-
-def alone(decoder: Callable, packed) -> Callable[[], float]:
-    """What gives images a second of the decoder on all cores at once, with nothing else to do."""
-    found = [np.frombuffer(packed.encoded(row), np.uint8) for row in range(len(packed))]
-
-    def decode(number: int) -> int:
-        following, count = itertools.cycle(found[number:] + found[:number]), 0
-        end = time.perf_counter() + ALONE
-        while time.perf_counter() < end:
-            for data in itertools.islice(following, 64):
-                decoder(data)
-            count += 64
-        return count
-
-    cores = len(os.sched_getaffinity(0))
-    pool = ThreadPoolExecutor(cores)
-
-    def rate() -> float:
-        began = time.perf_counter()
-        count = sum(pool.map(decode, range(cores)))
-        return count / (time.perf_counter() - began)
-
-    return rate
+    return measured((batch["image"], batch["label"]) for batch in batches)
 
 
 def _epochs(dataset, **options) -> Iterator:
@@ -159,8 +129,8 @@ def _epochs(dataset, **options) -> Iterator:
 # ---- what is measured
 
 
-def measured(batches: Iterable, decoder: Callable[[], float] | None = None) -> Sample:
-    """Samples a second from the second epoch on, and of what `decoder` says in turns with it."""
+def measured(batches: Iterable) -> Sample:
+    """Samples a second from the second epoch on."""
     batches, many = iter(batches), CLASSES * EACH // BATCH
     began = time.perf_counter()
     seen = []
@@ -172,7 +142,7 @@ def measured(batches: Iterable, decoder: Callable[[], float] | None = None) -> S
     for _ in itertools.islice(batches, many):
         pass  # what workers made ready while the proof was taken
     # Nothing stands between a turn and its clock: workers would read ahead meanwhile.
-    rates, shares, total, apart, used = [], [], 0, 0.0, _cpu_seconds()
+    rates, total, used = [], 0, _cpu_seconds()
     for _ in range(TURNS):
         next_turn()
         began, count = time.perf_counter(), 0
@@ -180,14 +150,8 @@ def measured(batches: Iterable, decoder: Callable[[], float] | None = None) -> S
             count += sum(len(labels) for _, labels in itertools.islice(batches, WORKERS))
         rates.append(count / spent)
         total += count
-        if decoder is not None:
-            busy = time.process_time()
-            shares.append(rates[-1] / decoder())
-            apart += time.process_time() - busy
-    cpu = _cpu_seconds() - used - apart
+    cpu = _cpu_seconds() - used
     more = {"us of CPU": 1e6 * cpu / total, "first epoch, s": first}
-    if shares:
-        more["of the decoder"] = statistics.median(shares)
     return Sample(statistics.median(rates), proof, more, rates)
 
 
@@ -218,11 +182,7 @@ CONTEST = Contest(
         for side, limit in (("encoded", 3), ("cached", 50))
         for peer in ("imagefolder", "datasets")
     ),
-    share=0.67,
-    bounds=(
-        "`of the decoder`: relative to decoding alone on both cores. The rest of the time is the channels-first "
-        "layout and threads that wait for the interpreter. Cached images are memory copies."
-    ),
+    bounds="Cached images are memory copies.",
 )
 
 if __name__ == "__main__":

@@ -242,7 +242,6 @@ CONTEST = Contest(
             words="frozen centres, time relative to the two matrix products",
         ),
     ),
-    share=0.67,
 )
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ Batches of 8 people with 4 records each:
     modal_pk     ours: an RGB record and three of other modalities, one of each before a second of any
     pk           ours: four records of any modality
     m_per_class  pytorch-metric-learning's MPerClassSampler: four of any modality
-    cached       dictionaries of each person's RGB and other records, made once; people are shuffled once an epoch
     popular      dictionaries as in much re-identification code: eight are drawn from the list of the people that have
                  four records left in this epoch, and those that have not are taken out of the list
 
 us of CPU a batch of the largest set, and of the smaller ones in columns of their own; a process holds all three and
 takes blocks of batches from one after another, and `growth` is the median ratio of largest to smallest within such a
 cycle. New epochs belong to the cost. The proof: every batch is checked to be eight different people with four of their
-own records, `modal_pk` and `cached` to have one RGB record among them. `any batch` begins in the midst of an epoch;
-bytes are of our arrays, of others what the process grew by while the sampler was made. The dictionaries are filled by
-sorting, faster than by the loop over records that usually fills them.
+own records, `modal_pk` to have one RGB record among them. Bytes are of our arrays, of others what the process grew by
+while the sampler was made. The dictionaries are filled by sorting, faster than by the loop over records that usually
+fills them.
 """
 
 from __future__ import annotations
@@ -72,15 +71,6 @@ class Ours:
         order = self.draw.order(self.number, PEOPLE * EACH)
         return (order[update, 0 : PEOPLE * EACH] for update in range(len(order)))
 
-    def anywhere(self) -> float:
-        """Milliseconds to a batch in the midst of an epoch."""
-        times = []
-        for batch in (self.draw.batches // 2, self.draw.batches - 1, self.draw.batches // 3) * 5:
-            began = time.thread_time()
-            self.draw.order(1, PEOPLE * EACH)[batch, 0 : PEOPLE * EACH]
-            times.append(time.thread_time() - began)
-        return 1e3 * statistics.median(times)
-
 
 class MPerClass:
     """pytorch-metric-learning's. Draws all that it was asked for before the first batch, so it is asked for few."""
@@ -102,29 +92,6 @@ def dictionary(person: np.ndarray, rows: np.ndarray) -> dict[int, list[int]]:
     who, begins = np.unique(person[rows], return_index=True)
     each = np.split(rows, begins[1:])
     return dict(zip(who.tolist(), (some.tolist() for some in each), strict=True))
-
-
-class Cached:
-    """Dictionaries of RGB and of other records, and people shuffled once an epoch."""
-
-    def __init__(self, person: np.ndarray, modality: np.ndarray, people: int):
-        self.rgb = dictionary(person, np.flatnonzero(modality == 0))
-        self.other = dictionary(person, np.flatnonzero(modality != 0))
-        self.people = [who for who in self.rgb if who in self.other]
-
-    def epoch(self) -> Iterator[list[int]]:
-        people = self.people.copy()
-        random.shuffle(people)
-        for first in range(0, len(people) - PEOPLE + 1, PEOPLE):
-            batch = []
-            for who in people[first : first + PEOPLE]:
-                other = self.other[who]
-                batch.append(random.choice(self.rgb[who]))
-                if len(other) >= EACH - 1:
-                    batch += random.sample(other, EACH - 1)
-                else:
-                    batch += random.choices(other, k=EACH - 1)
-            yield batch
 
 
 class Popular:
@@ -200,8 +167,6 @@ def measured(make: Callable[..., Any], modal: bool = False) -> Sample:
         for size, source in sources.items():
             cycles[-1][size], batches = source.take(counts[size])
             taken[size] += batches
-    if isinstance(largest, Ours):
-        more["any batch, ms"] = largest.anywhere()
     for size in SIZES[:-1]:
         more[f"of {size[0]:,}"] = statistics.median(cycle[size] for cycle in cycles)
     more["growth"] = statistics.median(cycle[most] / cycle[least] for cycle in cycles)
@@ -243,10 +208,6 @@ def m_per_class(case: str) -> Sample:
     return measured(MPerClass)
 
 
-def cached(case: str) -> Sample:
-    return measured(Cached, modal=True)
-
-
 def popular(case: str) -> Sample:
     return measured(Popular)
 
@@ -255,7 +216,7 @@ CONTEST = Contest(
     title="P x K batches from 10 million records",
     unit="us of CPU per batch",
     baseline="modal_pk",
-    sides={"modal_pk": modal_pk, "pk": pk, "m_per_class": m_per_class, "cached": cached, "popular": popular},
+    sides={"modal_pk": modal_pk, "pk": pk, "m_per_class": m_per_class, "popular": popular},
     ours=("modal_pk", "pk"),
     targets=(
         Target("", "modal_pk", 20, "value", words="modal_pk, us per batch,"),
@@ -265,9 +226,7 @@ CONTEST = Contest(
         Target("", "pk", 1.2, "growth", words="pk, growth from 15,000 records to 10 million,"),
         Target("", "popular", 4000, least=True, words="popular, time relative to modal_pk (goal)"),
         Target("", "modal_pk", 8, "B a record", words="index, bytes per record"),
-        Target("", "modal_pk", 1, "any batch, ms", words="ms to any batch of an epoch (goal)"),
     ),
-    share=0.67,
     bounds=(
         "Nearly all of the time of a batch is its share of sampling 256 batches together with numpy, on arrays of "
         "8,192 records: about 3 ms."

@@ -97,7 +97,6 @@ CONTEST = Contest(
         "Beyond importing torch, a recipe error takes the time of strict validation: importing pydantic and the "
         "modules of task and data, and building the schema."
     ),
-    share=0.67,
 )
 
 if __name__ == "__main__":

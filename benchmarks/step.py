@@ -1,7 +1,7 @@
 """Microseconds that a training step takes in other frameworks and here, beyond a loop written by hand.
 
     python benchmarks/step.py
-    ... --rounds 7 --sides trainkit accelerate fabric
+    ... --rounds 7 --sides trainkit accelerate
 
 A small model of three linear layers, data in memory in the same order, AdamW in one kernel, gradients clipped, a
 cosine schedule, eight metrics written every 50 steps. Sides take turns of 100 steps, from the loss of step 300 to that
@@ -11,8 +11,8 @@ caches. The weights must end equal.
 `bare` is the loop that one writes by hand: it clips, sets the learning rate, sums loss and accuracy, and appends the
 metrics to a file. `trainkit` is `trainkit train` with what it has by default: journal and MLflow store, clock and
 observer, gates for an evaluation and checkpoints, a signal to stop, a check of every step for values that are not
-finite, a progress bar in a terminal. `accelerate` and `fabric` are loops as their documents show them, `transformers`
-and `lightning` their trainers; all with their progress bar, and with the cheapest writer of metrics that they have.
+finite, a progress bar in a terminal. `accelerate` is the loop of its documents, `lightning` its trainer;
+both with their progress bar, and with the cheapest writer of metrics that they have.
 """
 
 from __future__ import annotations
@@ -333,79 +333,6 @@ def accelerate(case: str) -> Sample:
     return WATCH.sample(accelerator.unwrap_model(net))
 
 
-def fabric(case: str) -> Sample:
-    """The loop of Lightning Fabric's documents."""
-    from lightning.fabric import Fabric
-    from lightning.fabric.loggers import CSVLogger
-    from tqdm import tqdm
-
-    with terminal() as folder:
-        own = Fabric(accelerator="cpu", devices=1, loggers=CSVLogger(folder))
-        net, sums = network(), Sums()
-        moves = optimizer(net)
-        schedule = torch.optim.lr_scheduler.LambdaLR(moves, factor)
-        net, moves = own.setup(net, moves)
-        batches = own.setup_dataloaders(loader())
-        for step, (points, labels) in enumerate(tqdm(batches, file=sys.stderr), 1):
-            loss, accuracy = WATCH.loss(net, points, labels)
-            own.backward(loss)
-            norm = own.clip_gradients(net, moves, max_norm=CLIP)
-            lr = schedule.get_last_lr()[0]
-            moves.step()
-            schedule.step()
-            moves.zero_grad()
-            sums.add(loss, accuracy)
-            if step % EVERY == 0:
-                own.log_dict(sums.line(step, norm, lr), step)
-    return WATCH.sample(net.module)
-
-
-def transformers(case: str) -> Sample:
-    """The Trainer of transformers, with the optimizer given to it."""
-    from transformers import Trainer, TrainingArguments
-
-    class Own(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(Named(), batch_size=None, shuffle=False)
-
-        def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *rest: Any, **more: Any) -> Tensor:
-            loss, accuracy = WATCH.loss(model, inputs["points"], inputs["labels"])
-            sums.add(loss, accuracy)
-            return loss
-
-        def log(self, logs: dict[str, float], *rest: Any) -> None:
-            if "loss" in logs and sums.steps:
-                own = sums.line(self.state.global_step, logs["grad_norm"], logs["learning_rate"])
-                out.write(json.dumps({**logs, **own}) + "\n")
-            super().log(logs, *rest)
-
-    class Named(Batches):
-        def __getitem__(self, step: int) -> dict[str, Tensor]:
-            points, labels = super().__getitem__(step)
-            return {"points": points, "labels": labels}
-
-    net, sums = network(), Sums()
-    moves = optimizer(net)
-    said, sys.stdout = sys.stdout, io.StringIO()
-    try:
-        with terminal() as folder, open(folder / "metrics.jsonl", "w") as out:
-            settings = TrainingArguments(
-                output_dir=str(folder),
-                max_steps=STEPS,
-                max_grad_norm=CLIP,
-                logging_steps=EVERY,
-                save_strategy="no",
-                report_to="none",
-                use_cpu=True,
-                seed=SEED,
-            )
-            optimizers = moves, torch.optim.lr_scheduler.LambdaLR(moves, factor)
-            Own(model=net, args=settings, train_dataset=Named(), optimizers=optimizers).train()
-    finally:
-        sys.stdout = said
-    return WATCH.sample(net)
-
-
 def lightning(case: str) -> Sample:
     """The Trainer of Lightning."""
     import logging
@@ -460,8 +387,6 @@ SIDES: dict[str, Callable[[str], Sample]] = {
     "bare": bare,
     "trainkit": trainkit,
     "accelerate": accelerate,
-    "fabric": fabric,
-    "transformers": transformers,
     "lightning": lightning,
 }
 
@@ -472,7 +397,6 @@ CONTEST = Contest(
     sides=SIDES,
     turns=True,
     targets=[Target("", "trainkit", 20, "difference", words="trainkit minus bare, us per step")],
-    share=0.67,
     bounds=(
         "On 2026-11-23, on another CPU with a bare loop of 480 to 500 us, the difference was 14 to 32 us, of which the "
         "log line every 50 steps took 22 (1.1 ms each) and the slowdown detector 8."

@@ -26,7 +26,6 @@ HERE = Path(__file__).resolve().parent
 SUBJECTS = (
     "margin_head",
     "step",
-    "gates",
     "samplers",
     "inputs",
     "volume_reading",
@@ -100,9 +99,8 @@ def main() -> int:
     failed = 0
     for name in asked.only:
         kept = asked.keep / f"{name}.json"
-        rounds = max(1, round(subject(name).share * asked.rounds))
-        if not (asked.resume and kept.is_file() and json.loads(kept.read_text("utf-8"))["rounds"] >= rounds):
-            command = [sys.executable, str(HERE / f"{name}.py"), "--rounds", str(rounds), "--json", str(kept)]
+        if not (asked.resume and kept.is_file() and json.loads(kept.read_text("utf-8"))["rounds"] >= asked.rounds):
+            command = [sys.executable, str(HERE / f"{name}.py"), "--rounds", str(asked.rounds), "--json", str(kept)]
             began = time.monotonic()
             failed |= subprocess.run(command).returncode
             print(f"\n{name} took {time.monotonic() - began:.0f} s\n", flush=True)

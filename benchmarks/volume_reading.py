@@ -9,8 +9,6 @@ and uint8; files are in the page cache.
               transforms, everything before the crop cached in memory, places of organs included: `monai_cached` as it
               comes, which copies the cached volume for each patch, `monai_shared` without that copy. `nii_gz` reads and
               prepares the files for each patch
-    growth    prepared alone, without the way to float32: 96^3 of 512^3, and of smaller volumes in columns of their own;
-              blocks of patches of one volume after another, `growth` is the median ratio of 512^3 to 128^3 in a cycle
 
 Equal work is proved: a side's last patches must be, to half precision, what the prepared set holds where they were cut.
 What is opened or cached before the first patch is `ready`; files are kept for further rounds.
@@ -22,7 +20,6 @@ import importlib
 import itertools
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -44,9 +41,6 @@ CLOSE = 5e-3
 """Half precision in between, and percentiles of another implementation."""
 UNUSED = ("mlflow", "transformers", "pandas", "matplotlib", "sklearn")
 """MONAI imports these where they are there, for other things than volumes: longer than all that is measured."""
-GROWN = ((512, 512, 512), (256, 256, 256), (128, 320, 320), (128, 128, 128))
-CYCLES, PATCHES = 15, 16
-"""Blocks of each volume, and patches of a block."""
 
 
 @dataclass(frozen=True)
@@ -258,49 +252,8 @@ def compare(kept: list, packed: Path, shape: Shape) -> list:
     return [len(kept), *map(list, found)]
 
 
-def growing() -> Sample:
-    """Patches of 96^3 of a volume of each size, blocks of one after the other."""
-    times: dict[tuple[int, int, int], list[float]] = {size: [] for size in GROWN}
-    patch = SHAPES["cube"].patch
-    with tempfile.TemporaryDirectory() as home:
-        splits = {size: _grown(Path(home) / f"{k}", size, patch) for k, size in enumerate(GROWN)}
-        for cycle in range(-1, CYCLES):  # in the first one every page is read
-            for size, split in splits.items():
-                rows = split.order(1, 1)[:PATCHES]
-                began = time.thread_time()
-                for row in rows:
-                    split.fetch(row, 1)
-                if cycle >= 0:
-                    times[size].append(1e3 * (time.thread_time() - began) / len(rows))
-        for k, split in enumerate(splits.values()):
-            rows = split.order(1, 1)[:1, 0]
-            batch, start = split.on_device(split.fetch(rows, 1)), tuple(split.starts(rows, 1)[0].tolist())
-            one = batch["image"][0, 0].numpy(), batch["mask"][0].numpy(), 0, start
-            compare([one], Path(home) / f"{k}", SHAPES["cube"])
-    most, least = times[GROWN[0]], times[GROWN[-1]]
-    more = {f"of {' x '.join(map(str, size))}": statistics.median(times[size]) for size in GROWN[1:]}
-    more["growth"] = statistics.median(a / b for a, b in zip(most, least, strict=True))
-    return Sample(statistics.median(most), None, more)
-
-
-def _grown(folder: Path, size: tuple[int, int, int], patch: tuple[int, int, int]):
-    """One prepared volume of noise, a twentieth of it labelled."""
-    from trainkit.data.volumes.preprocess import Preparation
-    from trainkit.data.volumes.volume_store import CaseInfo, Writer
-
-    noise = np.random.default_rng(0).standard_normal((16, *size[1:]), np.float32).astype(np.float16)
-    image, label = np.tile(noise, (size[0] // 16, 1, 1)), np.zeros(size, np.uint8)
-    label[tuple(slice(side // 3, side // 2) for side in size)] = 1
-    volumes, one = np.bincount(label.ravel(), minlength=3).astype(float).tolist(), (1.0, 1.0, 1.0)
-    with Writer(folder, how=Preparation(SHAPES["cube"].axes)) as writer:
-        info = CaseInfo("0", "0", size, one, size, one, (float(noise.min()),), tuple(volumes), {})
-        writer.add_case(info, image[None], label, None, 0)
-        writer.finish(names=["background", *SHAPES["cube"].names])
-    return _split(folder, patch)
-
-
 def trainkit(case: str) -> Sample:
-    return growing() if case == "growth" else reading(prepared, case, "trainkit.data.volumes.dataset")
+    return reading(prepared, case, "trainkit.data.volumes.dataset")
 
 
 def monai(make: Callable[[Path, Shape], Patches]) -> Callable[[str], Sample]:
@@ -329,21 +282,13 @@ CONTEST = Contest(
         "nii_gz": from_files,
     },
     ours=("prepared",),
-    cases=("tom500", "growth"),
-    only={"growth": ("prepared",)},
+    cases=("tom500",),
     targets=(
         Target("tom500", "nii_gz", 100, least=True, words=".nii.gz, time relative to prepared,"),
         Target(
             "tom500", "monai_shared", 1, least=True, words="CacheDataset without copies, time relative to prepared,"
         ),
-        Target("growth", "prepared", 0.5, "of 128 x 320 x 320", words="96^3 from 128 x 320 x 320, ms,"),
-        Target("growth", "prepared", 1.2, "growth", words="growth from 128^3 to 512^3"),
     ),
-    bounds=(
-        "A patch of 96^3 with its labels is 2.7 MB read and, as float32, 4.4 MB written. A volume of 128^3 stays in"
-        " the CPU cache, and larger ones do not: from 128 x 320 x 320 on the time does not grow."
-    ),
-    share=0.67,
 )
 
 if __name__ == "__main__":

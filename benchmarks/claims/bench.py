@@ -12,20 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.results import Skipped
 from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import stepped_process
-from trainkit.diagnostics.stepped_process import Ratio, SteppedProcess, SteppedProcessError
+from trainkit.diagnostics.stepped_process import Ratio, Ready, SteppedProcess, SteppedProcessError
 from trainkit.errors import UserError
+from trainkit.training import dependencies
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
-REVISION = 1
-"""Raised when a measurement is made otherwise, so that its figure means something else: all are then measured again."""
 PATIENCE, COMPILING = 240.0, 600.0
 """Seconds without a word after which a training is given up, and one that compiles."""
-
-
-class Unable(Exception):
-    """Why a claim has no figure on this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +93,7 @@ class Parts:
 
 @dataclass
 class Bench:
-    """The recipes at hand, and what was measured of them as shipped; one training is kept for the next claim."""
+    """The recipes at hand, and what was measured of them as shipped."""
 
     store: Any
     gpu: bool
@@ -110,51 +106,41 @@ class Bench:
     folder: Path = RECIPES
 
     def __post_init__(self) -> None:
-        self._chosen: dict[str, tuple[Path, str]] = {}
-        self._updates: dict[str, list[float]] = {}
-        self._evaluations: dict[tuple[str, str], tuple[float, bool]] = {}
-        self._ready: dict[str, Any] = {}
-        self._pairs: dict[Any, Any] = {}
-        self._open: tuple[Any, SteppedProcess] | None = None
+        self._chosen: dict[str, Path] = {}
+        self._updates: dict[str, tuple[list[float], Ready]] = {}
         self._parts: tuple[str, Parts] | None = None
-
-    def close(self) -> None:
-        """End the training that is kept."""
-        if self._open is not None:
-            self._open[1].close()
-            self._open = None
 
     # ---- which recipe
 
-    def chosen(self, guide: str) -> tuple[Path, str]:
-        """The recipe's file, and why it is not the first of its guide; raises Unable where there is none."""
+    def chosen(self, guide: str) -> Path:
+        """The file of the guide's first recipe whose data and weights are here; raises Skipped where there is none."""
         if guide not in self._chosen:
             names = (*(self.guides[guide].large if self.gpu else ()), *self.guides[guide].small)
-            reasons: list[str] = []
-            for name in names:
-                path = self.folder / f"{name}.yaml"
-                why = self._lacks(path)
-                if not why:
-                    self._chosen[guide] = (path, "; ".join(reasons))
-                    break
-                reasons.append(f"{name}: {why}")
-            else:
-                raise Unable("no recipe can be trained here: " + "; ".join(reasons))
+            lacks = {name: self._lacks(self.folder / f"{name}.yaml") for name in names}
+            found = next((name for name, why in lacks.items() if not why), None)
+            if found is None:
+                reasons = "; ".join(f"{name}: {why}" for name, why in lacks.items())
+                raise Skipped(f"no recipe can be trained here: {reasons}")
+            self._chosen[guide] = self.folder / f"{found}.yaml"
         return self._chosen[guide]
 
     def _lacks(self, path: Path) -> str:
         """What keeps a recipe from being trained here; empty when nothing does."""
-        from trainkit.training.dependencies import gather
-
         request = RunRequest(path, (), self.plugins)
         try:
             recipe = load(request)
             if recipe.data.missing():
                 return "its data are not here"
-            gather(request, recipe, SimpleNamespace(on_main=lambda ask: ask(), main=False), self.store, None)
+            self._weights(request, recipe)
         except UserError as error:
             return f"{Path(error.where).name} {error.found}" if error.found else str(error)
         return ""
+
+    def _weights(self, request: RunRequest, recipe: Any) -> dict[str, Path]:
+        """The files of weights that a recipe needs, by name."""
+        runtime: Any = SimpleNamespace(on_main=lambda ask: ask(), main=False)
+        found = dependencies.gather(request, recipe, runtime, self.store, None)
+        return {name: dependency.file for name, dependency in found.items()}
 
     def words(self, words: Sequence[str]) -> tuple[str, ...]:
         """Words with the machine's numbers in them."""
@@ -162,79 +148,49 @@ class Bench:
 
     def request(self, guide: str, words: Sequence[str] = ()) -> RunRequest:
         """The guide's recipe with some changes."""
-        return RunRequest(self.chosen(guide)[0], tuple(words), self.plugins)
+        return RunRequest(self.chosen(guide), tuple(words), self.plugins)
 
     # ---- trainings in processes of their own
 
     @contextmanager
-    def _beside(
-        self, request: RunRequest, environment: Sequence[tuple[str, str | None]], patience: float
+    def training(
+        self,
+        guide: str,
+        words: Sequence[str] = (),
+        environment: Sequence[tuple[str, str | None]] = (),
+        patience: float = PATIENCE,
     ) -> Iterator[SteppedProcess]:
-        with SteppedProcess(request, dict(environment), patience=patience) as child:
-            child.go(1)
-            yield child
-
-    def _kept(
-        self, request: RunRequest, environment: Sequence[tuple[str, str | None]], patience: float
-    ) -> SteppedProcess:
-        """A training that is left standing for the next measurement, which often begins from the same."""
-        key = (request.path, tuple(request.overrides), tuple(environment))
-        if self._open is None or self._open[0] != key:
-            self.close()
-            child = SteppedProcess(request, dict(environment), patience=patience)
-            self._open = (key, child)
-            child.go(1)
-        return self._open[1]
-
-    def _count(self, child: SteppedProcess) -> int:
-        return max(1, round(self.block / max(child.go(1).seconds, 1e-6)))
-
-    def pairs(self, guide: str, before: Any, blank: Any, after: Any, environment: Any, patience: float) -> list[Any]:
-        """Blocks of two trainings in turns. Raises Unable where one of them cannot continue."""
-        key = (guide, before, blank, after, environment)
-        if key not in self._pairs:
-            try:
-                one = self._kept(self.request(guide, before), blank, patience)
-                with self._beside(self.request(guide, after), environment, patience) as other:
-                    updates = self._count(one), self._count(other)
-                    self._pairs[key] = list(stepped_process.in_turns(one, other, updates, self.repeats))
-            except SteppedProcessError as error:
-                self.close()
-                raise Unable(f"a training ended: {error.reason}") from None
-        return self._pairs[key]
-
-    def _shipped(self, guide: str) -> SteppedProcess:
+        """A training of the guide's recipe that has made its first step. Raises Skipped where it ends by itself."""
         try:
-            return self._kept(self.request(guide), (), PATIENCE)
+            with SteppedProcess(self.request(guide, words), dict(environment), patience=patience) as child:
+                child.go(1)
+                yield child
         except SteppedProcessError as error:
-            self.close()
-            raise Unable(f"a training ended: {error.reason}") from None
+            raise Skipped(f"a training ended: {error.reason}") from None
+
+    def count(self, child: SteppedProcess) -> int:
+        """How many steps of a training are a block."""
+        return max(1, round(self.block / max(child.go(1).seconds, 1e-6)))
 
     def updates(self, guide: str) -> list[float]:
         """Seconds of a step of the recipe as shipped, by repeat."""
         if guide not in self._updates:
-            child = self._shipped(guide)
-            self._ready[guide] = child.ready
-            many = self._count(child)
-            self._updates[guide] = [child.go(many).seconds / many for _ in range(self.repeats)]
-        return self._updates[guide]
+            with self.training(guide) as child:
+                many = self.count(child)
+                seconds = [child.go(many).seconds / many for _ in range(self.repeats)]
+                self._updates[guide] = seconds, child.ready
+        return self._updates[guide][0]
 
-    def ready(self, guide: str) -> Any:
+    def ready(self, guide: str) -> Ready:
         """What the recipe as shipped said when it began: steps of an epoch and sizes of batches."""
         self.updates(guide)
-        return self._ready[guide]
+        return self._updates[guide][1]
 
     def evaluation(self, guide: str, name: str) -> tuple[float, bool]:
         """Seconds of an evaluation, of EMA weights too where there are such, and whether it was held."""
-        if (guide, name) not in self._evaluations:
-            twice = 2 if load(self.request(guide)).train.ema else 1
-            try:
-                seconds, held = self._shipped(guide).evaluate(name, 20.0)
-            except SteppedProcessError as error:
-                self.close()
-                raise Unable(f"a training ended: {error.reason}") from None
-            self._evaluations[guide, name] = twice * seconds, held
-        return self._evaluations[guide, name]
+        with self.training(guide) as child:
+            seconds, held = child.evaluate(name, 20.0)
+        return (2 if load(self.request(guide)).train.ema else 1) * seconds, held
 
     # ---- in this process
 
@@ -247,17 +203,12 @@ class Bench:
     def _built(self, guide: str) -> Parts:
         import torch
 
-        from trainkit.training.dependencies import gather
-
         request = self.request(guide)
         recipe = load(request)
-        dependencies = gather(request, recipe, SimpleNamespace(on_main=lambda ask: ask(), main=False), self.store, None)
         device = torch.device("cuda" if self.gpu else "cpu")
         data = recipe.data.open(recipe.seed)
         torch.manual_seed(0)
-        parts = recipe.task.build(
-            data.meta, {name: dependency.file for name, dependency in dependencies.items()}, recipe.seed
-        )
+        parts = recipe.task.build(data.meta, self._weights(request, recipe), recipe.seed)
         for module in (parts.model, *parts.frozen.values(), parts.memory):
             if module is not None:
                 module.to(device)

@@ -8,16 +8,15 @@ follows from numbers alone is computed.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.claims.bench import PATIENCE, Bench, Found, Unable, cost, found_ratio, short
+from benchmarks.claims.bench import PATIENCE, Bench, Found, cost, found_ratio, short
+from benchmarks.results import Skipped
 from trainkit.config.run_request import load
 from trainkit.diagnostics import stepped_process
 
@@ -250,11 +249,8 @@ def scales(bench: Bench, guide: str) -> Found:
     many = next((name for name, e in recipe.evaluations.items() if (e.split or "").endswith(".msf")), None)
     one = next((name for name, e in recipe.evaluations.items() if e.split is None), None)
     if many is None or one is None:
-        raise Unable(f"{recipe.name} has no evaluation at several sizes")
-    took = []
-    for _ in range(2):
-        took.append((bench.evaluation(guide, many)[0], bench.evaluation(guide, one)[0]))
-        bench._evaluations.clear()
+        raise Skipped(f"{recipe.name} has no evaluation at several sizes")
+    took = [(bench.evaluation(guide, many)[0], bench.evaluation(guide, one)[0]) for _ in range(2)]
     ratio = stepped_process.ratio([1 / b for _, b in took], [1 / a for a, _ in took])
     return found_ratio(ratio, f"{took[0][0]:.3g} s at {len(recipe.data.eval_scales)} sizes, {took[0][1]:.3g} s at one")
 
@@ -370,61 +366,3 @@ def half_the_memory(bench: Bench, guide: str) -> Found:
         "and the rule says 12"
     )
     return Found(true=6 <= fits <= 24, text=f"{said}; it depends neither on the model nor on the sample size")
-
-
-def both_samplers(bench: Bench, guide: str) -> Found:
-    """Whether the loader can be made as the guide writes it."""
-    from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
-
-    batches = BatchSampler(SequentialSampler(range(8)), 4, False)
-    try:
-        DataLoader(range(8), batch_sampler=batches, drop_last=True)
-    except ValueError as error:
-        return Found(true=False, text=f"with batch_sampler and drop_last=True torch refuses it: {str(error)[:80]}")
-    return Found(true=True, text="torch takes it")
-
-
-def ahead_by_default(bench: Bench, guide: str) -> Found:
-    """What a loader reads ahead when nothing is said."""
-    from torch.utils.data import DataLoader
-
-    default = DataLoader(range(8), num_workers=1).prefetch_factor
-    text = f"a DataLoader with workers has prefetch_factor {default} by default: the line changes nothing"
-    return Found(true=default != 2, text=text if default == 2 else f"the default is {default}")
-
-
-def guides_stopwatch(bench: Bench, guide: str) -> Found:
-    """The guide's two sums of seconds, of a loop whose loader takes 5 ms a batch and whose step takes none."""
-
-    def slow() -> Iterator[int]:
-        for i in range(20):
-            time.sleep(0.005)
-            yield i
-
-    data_time, began = 0.0, time.perf_counter()
-    for _ in slow():
-        t0 = time.perf_counter()
-        data_time += time.perf_counter() - t0
-    whole = time.perf_counter() - began
-    share = data_time / whole
-    text = f"of {1000 * whole:.0f} ms that a loop waited for its loader the stopwatch counts {100 * share:.1f} %: "
-    return Found(true=share > 0.5, text=text + "it starts after the batch has arrived")
-
-
-def name_in_libraries(bench: Bench, guide: str) -> Found:
-    """Whether torch's libraries for GPUs hold the name of the variable, which what reads it must."""
-    import torch
-
-    return variable_of(Path(torch.__file__).parent / "lib", "TORCH_CUDNN_V8_API_ENABLED", torch.__version__)
-
-
-def variable_of(folder: Path, name: str, version: str) -> Found:
-    """Whether one of the libraries of torch in `folder` holds the name of a variable. Raises Unable without any."""
-    files = sorted(folder.glob("libtorch*"))
-    if not any("torch_cuda" in file.name for file in files):
-        raise Unable("this torch is built without CUDA, and has none of the libraries that would read it")
-    for file in files:
-        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as text:
-            if text.find(name.encode()) >= 0:
-                return Found(true=True, text=f"{file.name} of torch {version} knows {name}")
-    return Found(true=False, text=f"no library of torch {version} contains the name {name}: nothing reads it")

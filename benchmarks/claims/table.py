@@ -6,7 +6,6 @@ from numbers alone is computed.
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import numpy as np
 import yaml
 
 from benchmarks.claims import measurements
-from benchmarks.claims.bench import COMPILING, PATIENCE, REVISION, Bench, Found, Unable, found_ratio
+from benchmarks.claims.bench import COMPILING, PATIENCE, Bench, Found, found_ratio
+from benchmarks.results import Skipped
 from trainkit.config.run_request import load
 from trainkit.config.schema import Recipe
 from trainkit.config.units import samples_per_update
@@ -49,10 +49,16 @@ class Switch:
     def __call__(self, bench: Bench, guide: str) -> Found:
         """Measure it."""
         if bench.cores < self.cores:
-            raise Unable(f"{self.cores} loader processes need {self.cores} cores; this machine has {bench.cores:g}")
+            raise Skipped(f"{self.cores} loader processes need {self.cores} cores; this machine has {bench.cores:g}")
         before, after = (bench.words((*self.both, *words)) for words in (self.before, self.after))
         blank = tuple((name, None) for name, _ in self.environment)
-        pairs = bench.pairs(guide, before, blank, after, self.environment, COMPILING if self.compiles else PATIENCE)
+        patience = COMPILING if self.compiles else PATIENCE
+        with (
+            bench.training(guide, before, blank, patience) as slow,
+            bench.training(guide, after, self.environment, patience) as fast,
+        ):
+            steps = bench.count(slow), bench.count(fast)
+            pairs = list(stepped_process.in_turns(slow, fast, steps, bench.repeats))
         one, other = [a for a, _ in pairs], [b for _, b in pairs]
         if self.of == "memory":
             used = [block.memory_gb for block in one], [block.memory_gb for block in other]
@@ -100,7 +106,7 @@ class Whole:
         recipe = load(bench.request(guide))
         name = self.evaluation or next(iter(recipe.evaluations), "")
         if name not in recipe.evaluations:
-            raise Unable(f"{recipe.name} has no evaluation {name!r}")
+            raise Skipped(f"{recipe.name} has no evaluation {name!r}")
         cost, held = bench.evaluation(guide, name)
         recipes = [
             load(
@@ -166,11 +172,6 @@ class Claim:
     how: str = ""
     """How it is measured, where its way does not say it."""
     way: Way
-
-    @property
-    def digest(self) -> str:
-        """Of what decides the figure: a claim that is measured otherwise is measured again."""
-        return hashlib.sha256(repr((REVISION, self.guide, self.least, self.most, self.way)).encode()).hexdigest()[:16]
 
 
 _WAYS: Mapping[str, type[Way]] = {"switch": Switch, "inside": Inside, "whole": Whole}

@@ -11,14 +11,15 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.report import ROOT, Check, Row, Scale, Skipped, require, require_cuda, run
+from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainings import TASKS, advance, needs, tensors, training
+from benchmarks.results import ROOT, Check, Skipped, require
 from trainkit.checkpoint import storage
 from trainkit.distributed.runtime import checksum
 from trainkit.speed.clock import STEP
@@ -64,12 +65,8 @@ _PLAIN = ("train.precision=no", "device.tf32=false")
 _REPEATS = ("device.deterministic=true", "device.tf32=false")
 
 
-def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
-    """Yield a row for each comparison that is not `done`."""
-    return run(_checks(scale), done)
-
-
-def _checks(scale: Scale) -> Iterator[Check]:
+def checks(scale: Scale) -> Iterator[Check]:
+    """Yield the measurements."""
     yield "tests marked gpu", "all pass", lambda: _tests(scale)
     for task in TASKS:
         for words in ((), *((word,) for word in OTHERS.get(task, ()))):
@@ -92,7 +89,7 @@ def _checks(scale: Scale) -> Iterator[Check]:
 
 def _tests(scale: Scale) -> tuple[bool, str]:
     """Run the tests with the marker `gpu` by plain pytest: settings of other plug-ins and of the checkout stay out."""
-    require_cuda(scale, "the tests run there")
+    scale.require_cuda("the tests run there")
     require("pytest")
     words = ["-m", "pytest", "-q", "-m", "gpu", "-o", "addopts=", "--import-mode=importlib", "--noconftest"]
     done = subprocess.run(
@@ -114,7 +111,7 @@ def _losses(scale: Scale, task: str, *words: str) -> tuple[bool, str]:
 
 def _waits(scale: Scale, task: str) -> tuple[bool, str]:
     needs(task)
-    require_cuda(scale, "a CPU waits for nothing")
+    scale.require_cuda("a CPU waits for nothing")
     log = Log()
     with training(task, scale, "loader.workers=0") as trainer:
         advance(trainer, WARM_UP)
@@ -132,7 +129,7 @@ def _bits(scale: Scale, task: str, *words: str) -> tuple[bool, str]:
     """Compare a training with its repeat, and with one that saves half-way, continues, stops, and resumes there."""
     needs(task)
     if words:
-        require_cuda(scale, "fp16 is refused on a CPU")
+        scale.require_cuda("fp16 is refused on a CPU")
     elif scale.device.type == "cpu":
         words = ("train.precision=no",)
     half = 3 if scale.tiny else 10
@@ -206,7 +203,7 @@ def _curve(scale: Scale, task: str, precision: str) -> list[float]:
 def _drift(scale: Scale, task: str, half: str) -> tuple[bool, str]:
     needs(task)
     if half == "fp16":
-        require_cuda(scale, "fp16 is refused on a CPU")
+        scale.require_cuda("fp16 is refused on a CPU")
     elif scale.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise Skipped("this GPU has no bf16")
     true, found = _curve(scale, task, "no"), _curve(scale, task, half)

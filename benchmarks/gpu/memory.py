@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import torch
 from torch import nn
 
-from benchmarks.gpu.report import Check, Row, Scale, run
+from benchmarks.gpu.scale import Scale
 from benchmarks.gpu.trainings import TASKS, advance, needs, training
+from benchmarks.results import Check
 from trainkit.training.trainer import Trainer
 
 TITLE = "Memory: smaller micro-batches when out of memory, no growth"
@@ -32,12 +33,8 @@ HOST_GROWTH = 64 << 20
 """The same of the process: NumPy's and Python's allocators keep what they once had."""
 
 
-def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
-    """Yield a row for each measurement that is not `done`."""
-    return run(_checks(scale), done)
-
-
-def _checks(scale: Scale) -> Iterator[Check]:
+def checks(scale: Scale) -> Iterator[Check]:
+    """Yield the measurements."""
     for task in TASKS:
         what = f"{task}: out of memory, train.on_oom: halve"
         yield what, "continues with half the micro-batch, finite losses", functools.partial(_runs_out, scale, task)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu import loops
-from benchmarks.gpu.report import Check, Row, Scale, Skipped, run
+from benchmarks.gpu.scale import Scale
+from benchmarks.results import Check, Skipped
 
 TITLE = "Several GPUs"
 SUBJECT = "convnext_tiny"
@@ -39,12 +40,8 @@ _FSDP = {
 }
 
 
-def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
-    """Yield a row for each measurement that is not `done`; with one GPU each says that it takes two."""
-    return run(_checks(scale), done)
-
-
-def _checks(scale: Scale) -> Iterator[Check]:
+def checks(scale: Scale) -> Iterator[Check]:
+    """Yield the measurements; with one GPU each says that it takes two."""
     for kind in ("DDP", "FSDP2"):
         what = f"{SUBJECT}, float32: {kind} on all GPUs and one GPU, the same batches"
         yield what, f"losses within {EQUAL:g}", functools.partial(equality, scale, kind)

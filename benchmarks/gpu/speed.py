@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ import yaml
 from torch import Tensor
 
 from benchmarks.gpu import loops
-from benchmarks.gpu.report import Check, Row, Scale, Skipped, run
+from benchmarks.gpu.scale import Scale
+from benchmarks.results import Check, Skipped
 from trainkit.config.run_request import RunRequest
 from trainkit.diagnostics.stepped_process import SteppedProcess, in_turns, ratio
 from trainkit.models import face_backbones
@@ -33,12 +34,8 @@ GOALS = {"iresnet50": 9000, "convnext_tiny": 4500, "adadistill": 30_000}
 """Samples a second on an H200."""
 
 
-def rows(scale: Scale, done: Collection[str]) -> Iterator[Row]:
-    """Yield a row for each measurement that is not `done`."""
-    return run(_checks(scale), done)
-
-
-def _checks(scale: Scale) -> Iterator[Check]:
+def checks(scale: Scale) -> Iterator[Check]:
+    """Yield the measurements."""
     what = "margin softmax, 512 x 85,742 frozen centres"
     yield what, "within 1e-3 of torch's chain", functools.partial(head, scale)
     for name, subject in loops.SUBJECTS.items():

@@ -14,7 +14,8 @@ import torch
 from accelerate.state import AcceleratorState
 from torch import Tensor
 
-from benchmarks.gpu.report import Scale, require
+from benchmarks.gpu.scale import Scale
+from benchmarks.results import require
 from trainkit.config import loader
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics.preflight import _Scratch

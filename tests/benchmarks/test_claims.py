@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +16,14 @@ from runs import PLUGIN, ROOT
 from scipy import stats
 from torch import nn
 
-from benchmarks.claims import ledger as claims
+from benchmarks import results
+from benchmarks.claims import __main__ as claims
 from benchmarks.claims import measurements
-from benchmarks.claims.bench import GUIDES, RECIPES, Bench, Found, Guide, Parts, Unable
+from benchmarks.claims.bench import GUIDES, RECIPES, Bench, Found, Guide, Parts
 from benchmarks.claims.table import CLAIMS, Claim, Inside, Known, Switch, Whole
+from benchmarks.results import Skipped
 from trainkit.config.run_request import RunRequest, load
-from trainkit.diagnostics.stepped_process import Block
+from trainkit.diagnostics.stepped_process import Block, Ready
 from trainkit.errors import UserError
 from trainkit.interfaces import Loss
 from trainkit.tracking.store import Store
@@ -119,13 +121,10 @@ def test_evaluations_that_are_computed_are_in_the_recipes():
 def test_the_page_is_what_the_code_says():
     text = PAGE.read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.startswith("| `")]
-    heads = {c.id: f"| `{c.id}` | {c.said} | {c.promised} |" for c in CLAIMS}
-    assert len(rows) >= 46
+    heads = {c.id: f"| `{c.id}` {c.said} | {c.promised} |" for c in CLAIMS}
+    assert len(rows) >= 46 and text.startswith(claims.HEAD)
     for line in rows:
-        assert line.startswith(heads.pop(line.split("`")[1])), (
-            "the page is old: python -m benchmarks.claims --list --write docs/project/claims.md"
-        )
-    assert claims._HEAD in text and claims._READING in text
+        assert line.startswith(heads.pop(line.split("`")[1])), "the page is old: python -m benchmarks.claims"
 
 
 # ---- Judging
@@ -163,7 +162,7 @@ def test_a_statement_is_true_or_not():
     )
 
 
-# ---- What is kept
+# ---- What is measured
 
 
 @dataclass(frozen=True)
@@ -182,97 +181,37 @@ class Counted:
             raise self.fails(self.name)
         return Found(ratio=1.7, low=1.6, high=1.8, text=f"seen {self.name}")
 
-    def __repr__(self):
-        return f"Counted({self.name})"
 
-
-@pytest.fixture
-def bench(monkeypatch):
-    """A machine without a GPU, on which every guide has a recipe."""
-    monkeypatch.setattr(Bench, "chosen", lambda self, guide: (Path("toy.yaml"), "bigger: its data are not here"))
-    machine = {"processor": "one", "cores": "2", "gpu": "none", "threads": "1"}
-    monkeypatch.setattr(claims, "here", lambda: dict(machine))
-    return machine
-
-
-def run(table, *words, write=None, listed=False):
-    said: list[str] = []
-    claims.command(words, listed=listed, write=write, say=said.append, claims=table)
-    return "\n".join(said)
-
-
-@pytest.mark.usefixtures("bench")
-def test_an_interrupted_ledger_goes_on_and_repeats_nothing():
+def test_an_interrupted_measurement_goes_on_and_what_fails_or_needs_a_gpu_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(Bench, "chosen", lambda self, guide: Path("toy.yaml"))
     calls: list[str] = []
-    names = ["eyes-a", "eyes-b", "eyes-c"]
-    table = [claim(Counted(calls, n), id=n) for n in names]
-    stopped = [table[0], claim(Counted(calls, "eyes-b", KeyboardInterrupt), id="eyes-b"), table[2]]
+    ways = {"eyes-a": None, "eyes-b": KeyboardInterrupt, "eyes-c": RuntimeError, "eyes-d": Skipped}
+    table = [claim(Counted(calls, name, fails), id=name) for name, fails in ways.items()]
+    table += [claim(Counted(calls, "eyes-e", gpu=True), id="eyes-e"), claim(id="eyes-f")]
+    bench = Bench(None, False)
     with pytest.raises(KeyboardInterrupt):
-        run(stopped)
-    assert calls == ["eyes-a", "eyes-b"]
-    text = run(table)
-    assert calls == ["eyes-a", "eyes-b", "eyes-b", "eyes-c"]
-    assert "3 claims, 2 to be measured" in text and text.count("holds x 1.700 (1.600 to 1.800)") == 3
-    run(table)
-    assert len(calls) == 4
+        results.measure("claims", claims.checks(table, bench), {}, folder=tmp_path)
+    table[1] = claim(Counted(calls, "eyes-b"), id="eyes-b")
+    rows, left = results.measure("claims", claims.checks(table, bench), {}, folder=tmp_path)
+    assert calls == ["eyes-a", "eyes-b", "eyes-b", "eyes-c", "eyes-d"] and not left
+    assert [row.result for row in rows] == ["holds", "holds", "fails", "skipped", "skipped", "true"]
+    assert rows[0].measured == "1.700 (1.600 to 1.800); toy: seen eyes-a" and rows[4].measured == "needs a GPU"
 
 
-@pytest.mark.usefixtures("bench")
-def test_what_is_measured_again_and_what_is_not():
-    calls: list[str] = []
-    one = claim(Counted(calls, "eyes-a"), id="eyes-a")
-    run([one])
-    run([one])
-    assert len(calls) == 1
-    run([replace(one, least=1.2)])  # another promise
-    assert len(calls) == 2
-    bad = claim(Counted(calls, "eyes-b", RuntimeError), id="eyes-b")
-    assert "failed" in run([bad]) and "RuntimeError" in run([bad])
-    assert calls.count("eyes-b") == 2
-    cannot = claim(Counted(calls, "eyes-c", Unable), id="eyes-c")
-    assert "cannot be measured; eyes-c" in run([cannot]) + run([cannot])
-    assert calls.count("eyes-c") == 1
+def test_the_page_has_what_was_measured_with_its_figure_alone():
+    measured = {"faces-modes": ("1.0 (0.9 to 1.1); 3 ms", "inconclusive"), "organs-factors": ("how", "not true")}
+    rows = [results.Row(what=k, expected="p", measured=m, result=r) for k, (m, r) in measured.items()]
+    rows += [results.Row(what="eyes-amp", expected="p", measured="needs a GPU", result="skipped")]
+    text = claims.page({"gpu": "none"}, rows)
+    assert "adds up | p | 1.0 (0.9 to 1.1) | inconclusive |" in text and "50-80 % | p |  | not true |" in text
+    assert "eyes-amp" not in text and "1 inconclusive, 1 not true." in text
 
 
-def test_another_machine_and_a_damaged_file_begin_anew(bench, monkeypatch):
-    calls: list[str] = []
-    table = [claim(Counted(calls, "eyes-a"), id="eyes-a")]
-    run(table)
-    (file,) = (Store.locate().home / "claims").glob("*.json")
-    assert json.loads(file.read_text())["machine"] == bench
-    file.write_text(file.read_text()[:40])
-    run(table)
-    assert len(calls) == 2
-    other = bench | {"processor": "two"}
-    monkeypatch.setattr(claims, "here", lambda: other)
-    run(table)
-    assert len(calls) == 3
-    text = claims.page(table, claims._ledgers(Store.locate(), claims.Ledger.of(Store.locate(), other)))
-    assert "**Machine 1.** two" in text and "**Machine 2.** one" in text
-    assert text.count("1.700 (1.600 to 1.800) | holds") == 2
-
-
-@pytest.mark.usefixtures("bench")
-def test_what_needs_a_gpu_is_said_and_not_tried(tmp_path):
-    calls: list[str] = []
-    table = [claim(Counted(calls, "eyes-a", gpu=True), id="eyes-a"), claim(id="eyes-b")]
-    page = tmp_path / "claims.md"
-    text = run(table, write=page, listed=True)
-    assert "needs a GPU" in text and "eyes-b" in text and "not measured yet" in text
-    assert "Nothing is measured yet." in page.read_text() and "`eyes-" not in page.read_text()
-    assert "eyes-a" in run(table) and not calls
-
-
-@pytest.mark.usefixtures("bench")
-def test_claims_are_named_by_id_or_guide_and_a_misspelt_one_is_told():
-    calls: list[str] = []
-    table = [claim(Counted(calls, "eyes-a"), id="eyes-a"), replace(CLAIMS[0], way=Counted(calls, "faces-callbacks"))]
-    run(table, "eyes")
-    assert calls == ["eyes-a"]
-    with pytest.raises(UserError, match="no claim faces-calback; expected perhaps faces-callbacks"):
-        run(table, "faces-calback")
-    with pytest.raises(UserError, match="is not a folder"):
-        run(table, write=Path("/nowhere/claims.md"))
+def test_claims_are_named_by_id_or_guide_and_another_word_is_refused():
+    assert [one.id for one in claims.chosen(("faces-modes",))] == ["faces-modes"]
+    assert {one.guide for one in claims.chosen(("eyes",))} == {"eyes"} and len(claims.chosen(())) == len(CLAIMS)
+    with pytest.raises(UserError, match="no claim faces-calback; expected a guide"):
+        claims.chosen(("faces-calback",))
 
 
 # ---- Figures
@@ -281,7 +220,7 @@ def test_claims_are_named_by_id_or_guide_and_a_misspelt_one_is_told():
 def made(updates=(0.1, 0.2, 0.4), guide="eyes", **more) -> Bench:
     """A bench to which seconds of updates are known."""
     bench = Bench(None, False, repeats=len(updates), cores=2.0, **more)
-    bench._updates[guide] = list(updates)
+    bench._updates[guide] = list(updates), Ready(4, True, {})
     return bench
 
 
@@ -328,30 +267,33 @@ def block(rate: float, gb: float) -> Block:
 def test_a_switch_compares_rates_and_memory_in_their_own_direction(monkeypatch):
     pairs = [(block(100, 2.0), block(150, 1.0)), (block(110, 2.0), block(165, 1.0)), (block(90, 2.2), block(135, 1.1))]
     asked = []
-    monkeypatch.setattr(Bench, "pairs", lambda self, *words: asked.append(words) or pairs)
+
+    def training(self, guide, words, environment, patience):
+        asked.append((words, environment))
+        return nullcontext(SimpleNamespace(go=lambda steps: block(100, 1.0)))
+
+    monkeypatch.setattr(Bench, "training", training)
+    monkeypatch.setattr("trainkit.diagnostics.stepped_process.in_turns", lambda *words: iter(pairs))
     bench = Bench(None, False, cores=6.0)
     way = Switch(before=("a=1",), after=("a={cores}",), both=("b=2",), environment=(("X", "1"),))
     found = way(bench, "eyes")
     assert found.ratio == pytest.approx(1.5) and "100 samples/s before, 150 after" in found.text
-    assert asked[0][1:5] == (("b=2", "a=1"), (("X", None),), ("b=2", "a=6"), (("X", "1"),))
+    assert asked[:2] == [(("b=2", "a=1"), (("X", None),)), (("b=2", "a=6"), (("X", "1"),))]
     memory = replace(way, of="memory")(bench, "eyes")
     assert memory.ratio == pytest.approx(2) and "2.2 GB before, 1.1 after" in memory.text
-    with pytest.raises(Unable, match="this machine has 6"):
+    with pytest.raises(Skipped, match="this machine has 6"):
         replace(way, cores=16)(bench, "eyes")
 
 
 def test_a_whole_training_with_fewer_evaluations_is_computed(monkeypatch):
-    from trainkit.diagnostics.stepped_process import Ready
-
     bench = made((0.5, 0.5), "toy", guides={"toy": Guide(title="toy", small=("toy",))}, folder=PLUGIN, plugins=("toy",))
     monkeypatch.syspath_prepend(str(PLUGIN))
-    monkeypatch.setattr(Bench, "chosen", lambda self, guide: (PLUGIN / "toy.yaml", ""))
-    bench._ready["toy"] = Ready(4, True, {})
-    bench._evaluations["toy", "val"] = 3.0, True
+    monkeypatch.setattr(Bench, "chosen", lambda self, guide: PLUGIN / "toy.yaml")
+    monkeypatch.setattr(Bench, "evaluation", lambda self, guide, name: (3.0, True))
     found = Whole(evaluation="", every=("1 epoch", "2 epochs"), length="10 epochs")(bench, "toy")
     # 40 updates of half a second; ten evaluations of 3 s, or five.
     assert found.ratio == pytest.approx((20 + 30) / (20 + 15)) and found.low == pytest.approx(found.high)
-    with pytest.raises(Unable, match="no evaluation 'other'"):
+    with pytest.raises(Skipped, match="no evaluation 'other'"):
         Whole(evaluation="other", every=("1 epoch", "2 epochs"), length="10 epochs")(bench, "toy")
 
 
@@ -426,34 +368,14 @@ def test_what_backward_keeps_of_a_sample_is_counted():
 
 
 def test_arithmetic_of_the_guides():
-    nothing = Bench(None, False)
-    shown = {
-        name: getattr(measurements, name)(nothing, "people")
-        for name in (
-            "both_samplers",
-            "ahead_by_default",
-            "guides_stopwatch",
-        )
-    }
-    assert not any(found.true for found in shown.values())
     how = {claim.id: claim.how for claim in CLAIMS if isinstance(claim.way, Known)}
-    assert len(how) == 6 and 1863 * 32 == 59_616 and "59,616" in how["people-calls"]
+    assert len(how) == 10 and 1863 * 32 == 59_616 and "59,616" in how["people-calls"]
     factors = (3, 2, 1.5, 1.3, 1.2, 1.1)
     assert f"{sum(100 * (1 - 1 / f) for f in factors):.0f} %" in how["people-factors"]
     low = math.prod(factors)
     assert f"{low:.0f} to {low * 5 / 3:.0f}" in how["people-factors"]
     ends = 1.3 * 1.1 * 1.1 / 0.95, 1.5 * 1.2 * 1.2 / 0.9
     assert "{:.2f} to {:.2f}".format(*ends) in how["organs-factors"]
-
-
-def test_a_variable_is_read_by_who_holds_its_name(tmp_path):
-    with pytest.raises(Unable, match="without CUDA"):
-        measurements.variable_of(tmp_path, "VARIABLE", "2")
-    (tmp_path / "libtorch_cuda.so").write_bytes(b"\0OTHER_VARIABLE_DISABLED\0" * 3)
-    assert not measurements.variable_of(tmp_path, "VARIABLE_ENABLED", "2").true
-    (tmp_path / "libtorch_cpu.so").write_bytes(b"\0\1VARIABLE_ENABLED\0")
-    found = measurements.variable_of(tmp_path, "VARIABLE_ENABLED", "2")
-    assert found.true and "libtorch_cpu.so" in found.text
 
 
 def test_an_index_of_the_guides_size_takes_less_than_its_seconds():
@@ -467,9 +389,8 @@ def test_an_index_of_the_guides_size_takes_less_than_its_seconds():
 def test_the_first_recipe_whose_data_are_here_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
     monkeypatch.setattr("trainkit.training.dependencies.gather", lambda *words: {})
-    path, why = Bench(Store.locate(), False).chosen("scenes")
-    assert path.stem == "segment" and why == "camvid: its data are not here"
-    with pytest.raises(Unable, match="no recipe can be trained here: camvid: its data are not here"):
+    assert Bench(Store.locate(), False).chosen("scenes").stem == "segment"
+    with pytest.raises(Skipped, match="no recipe can be trained here: camvid: its data are not here"):
         Bench(Store.locate(), False, guides={"x": Guide(title="x", small=("camvid",))}).chosen("x")
 
 
@@ -482,8 +403,7 @@ def test_a_recipe_whose_teacher_is_not_trained_gives_way_to_the_teacher(tmp_path
         return {}
 
     monkeypatch.setattr("trainkit.training.dependencies.gather", gather)
-    path, why = Bench(Store.locate(), False).chosen("faces")
-    assert path.stem == "face_teacher" and why.endswith("adadistill: face_teacher.yaml has no finished run")
+    assert Bench(Store.locate(), False).chosen("faces").stem == "face_teacher"
 
 
 @pytest.mark.slow
@@ -494,12 +414,9 @@ def test_a_switch_is_measured_by_two_trainings(monkeypatch):
     bench = Bench(
         Store.locate(), False, repeats=3, block=0.3, cores=2.0, guides=guides, folder=PLUGIN, plugins=("toy",)
     )
-    try:
-        way = Switch(before=("train.micro_batch=1",), after=("train.micro_batch=16",))
-        found = way(bench, "toy")
-        again = Switch(before=way.before, after=way.after, of="memory")(bench, "toy")
-        assert found.low > 1.5 and 0.5 < again.ratio < 2  # sixteen forwards an update instead of one
-        with pytest.raises(Unable, match="a training ended"):  # beside the first of them, which is still there
-            Switch(before=way.before, after=("task.nan_at=1",))(bench, "toy")
-    finally:
-        bench.close()
+    way = Switch(before=("train.micro_batch=1",), after=("train.micro_batch=16",))
+    found = way(bench, "toy")
+    again = replace(way, of="memory")(bench, "toy")
+    assert found.low > 1.5 and 0.5 < again.ratio < 2  # sixteen forwards an update instead of one
+    with pytest.raises(Skipped, match="a training ended"):
+        Switch(before=way.before, after=("task.nan_at=1",))(bench, "toy")

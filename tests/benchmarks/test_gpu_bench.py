@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks import results
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import equality, memory, report, several, speed
-from benchmarks.gpu.report import Row, Scale, Skipped
+from benchmarks.gpu import equality, memory, several, speed
+from benchmarks.gpu.scale import Scale
+from benchmarks.results import Row, Skipped
 
 CPU = Scale(device=torch.device("cpu"), tiny=True)
 TITLES = [part.TITLE for part in (equality, memory, speed, several)]
@@ -19,9 +21,9 @@ NEEDS_A_GPU = {"tests marked gpu"}
 
 def measured(part, *begins: str) -> dict[str, Row]:
     """Rows of a part that begin with one of these words, by name."""
-    every = [what for what, _, _ in part._checks(CPU)]
+    every = [what for what, _, _ in part.checks(CPU)]
     left_out = [what for what in every if not what.startswith(begins)]
-    found = {row.what: row for row in part.rows(CPU, left_out)}
+    found = {row.what: row for row in results.run(part.checks(CPU), left_out)}
     assert set(found) == set(every) - set(left_out) and len(set(every)) == len(every) and found
     return found
 
@@ -45,8 +47,8 @@ def test_another_number_or_an_error_fails_its_row_and_the_others_go_on(monkeypat
         return [torch.tensor(value)]
 
     monkeypatch.setattr(equality, "advance", advance)
-    checks = [check for check in equality._checks(CPU) if check[0].startswith("classify: first losses")] * 3
-    found = list(report.run(checks, ()))
+    checks = [check for check in equality.checks(CPU) if check[0].startswith("classify: first losses")] * 3
+    found = list(results.run(checks, ()))
     assert [row.result for row in found] == ["fails", "fails", "ok"]
     assert "within 4.8e-02" in found[0].measured and found[1].measured.startswith("ZeroDivisionError")
 
@@ -76,59 +78,56 @@ def test_a_training_whose_memory_does_not_run_out_fails_its_row(store, monkeypat
 # ---- What is kept and shown
 
 
-def test_rows_are_kept_and_measured_once_for_a_machine_and_its_code(tmp_path, monkeypatch):
-    asked = []
+def checks(*names: str, measured: str = "1", met: bool = True):
+    """Checks that note when they are measured, and the note."""
+    asked: list[str] = []
 
-    def rows(scale, done):
-        asked.append(set(done))
-        for what in ("a", "b"):
-            if what not in done:
-                yield Row(what=what, expected="1", measured="1", result="ok")
-            if len(asked) == 1:
-                return
+    def of(what: str):
+        def measure():
+            asked.append(what)
+            return met, measured
 
-    part = SimpleNamespace(rows=rows)
-    assert [row.what for row in report.measure("speed", part, CPU, tmp_path)[1]] == ["a"]
-    assert [row.what for row in report.measure("speed", part, CPU, tmp_path)[1]] == ["a", "b"]
-    assert [row.what for row in report.measure("speed", part, CPU, tmp_path)[1]] == ["a", "b"]
-    assert asked == [set(), {"a"}, {"a", "b"}]
-    monkeypatch.setattr(report, "machine", lambda: {"gpu": "another"})
-    report.measure("speed", part, CPU, tmp_path)
-    assert asked[-1] == set()
+        return what, "1", measure
+
+    return [of(what) for what in names], asked
+
+
+def test_rows_are_kept_and_measured_once_for_a_machine_and_its_code(tmp_path):
+    made, asked = checks("a", "b")
+    on = results.machine()
+    assert results.measure("speed", made[:1], on, folder=tmp_path)[1] == ""
+    for _ in range(2):
+        rows, left = results.measure("speed", made, on, folder=tmp_path)
+        assert [row.what for row in rows] == ["a", "b"] and not left and asked == ["a", "b"]
+    for other in ({**on, "gpu": "another"}, {**on, "sources": "others"}):
+        assert results.kept("speed", other, tmp_path) == []
+    results.measure("speed", made, {**on, "sources": "others"}, folder=tmp_path)
+    assert asked == ["a", "b"] * 2
 
 
 @pytest.mark.parametrize(
     ("measured", "limit", "left"),
-    [("AcceleratorError: CUDA error: device-side assert triggered", 60, report.BROKEN), ("1", -1, "-1 s time limit")],
+    [("AcceleratorError: CUDA error: device-side assert", 60, results.BROKEN), ("1", -1, "-1 s time limit")],
 )
-def test_a_part_ends_where_cuda_is_broken_or_its_time_is_over(tmp_path, monkeypatch, measured, limit, left):
-    monkeypatch.setattr(report, "LIMIT", limit)
-    result = "fails" if limit > 0 else "ok"
-    rows = [Row(what=what, expected="1", measured=measured, result=result) for what in ("a", "b")]
-    part = SimpleNamespace(rows=lambda scale, done: (row for row in rows if row.what not in done))
-    for said in ([rows[0]], rows):
-        assert report.measure("speed", part, CPU, tmp_path)[1:] == (said, left)
-    assert report.measure("speed", part, CPU, tmp_path)[1:] == (rows, "")
-
-
-def test_rows_outlast_a_commit_that_changes_no_source(tmp_path):
-    report.measure("speed", SimpleNamespace(rows=lambda scale, done: iter([])), CPU, tmp_path)
-    on = report.machine()
-    (tmp_path / "speed.jsonl").open("a").write('{"what": "a", "expected": "", "measured": "", "result": "ok"}\n')
-    assert [row.what for row in report.kept("speed", {**on, "commit": "another"}, tmp_path)] == ["a"]
-    assert report.kept("speed", {**on, "sources": "others"}, tmp_path) == []
+def test_a_part_ends_where_cuda_is_broken_or_its_time_is_over(tmp_path, measured, limit, left):
+    made, asked = checks("a", "b", measured=measured, met=limit < 0)
+    for many in (1, 2):
+        rows, why = results.measure("speed", made, {}, limit=limit, folder=tmp_path)
+        assert ([row.what for row in rows], why) == (["a", "b"][:many], left)
+    assert results.measure("speed", made, {}, limit=limit, folder=tmp_path)[1] == "" and asked == ["a", "b"]
 
 
 def test_the_page_keeps_the_parts_that_were_not_measured(tmp_path):
     page, row = tmp_path / "gpu.md", Row(what="a", expected="1 | 2", measured="1", result="ok")
-    report.write({}, TITLES, page)
-    assert page.read_text().count(report.NOTHING) == len(TITLES)
+    command.write({}, TITLES, page)
+    assert page.read_text().count(command.NOTHING) == len(TITLES)
+    lines = results.table(("quantity", "expected", "measured", "result"), {"gpu": "G", "torch": "2"}, [row])
     for title in (memory.TITLE, speed.TITLE):
-        report.write({title: report.section(title, {"gpu": "G", "torch": "2"}, [row])}, TITLES, page)
+        command.write({title: "\n".join([f"## {title}", "", *lines]) + "\n"}, TITLES, page)
     text = page.read_text()
-    assert text.count("| a | 1 / 2 | 1 | ok |") == 2 and text.count(report.NOTHING) == len(TITLES) - 2
+    assert text.count("| a | 1 / 2 | 1 | ok |") == 2 and text.count(command.NOTHING) == len(TITLES) - 2
     assert [text.index(f"## {title}\n") for title in TITLES] == sorted(text.index(f"## {title}\n") for title in TITLES)
-    report.write({}, TITLES, page)
+    command.write({}, TITLES, page)
     assert page.read_text() == text and "gpu G, torch 2; " in text and ": 1 ok." in text
 
 
@@ -144,24 +143,24 @@ def test_without_a_gpu_nothing_is_measured_and_said(capsys, monkeypatch):
 
 
 def test_a_part_writes_its_section(tmp_path, monkeypatch, capsys):
-    row = Row(what="w", expected="e", measured="m", result="fails")
+    made, _ = checks("w", measured="m", met=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(report, "machine", lambda: {"gpu": "G"})
+    monkeypatch.setattr(results, "machine", lambda: {"gpu": "G"})
     for module in (equality, memory, speed, several):
-        monkeypatch.setattr(module, "rows", lambda scale, done: iter([row]))
-    monkeypatch.setattr(report.measure, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(report.write, "__defaults__", (tmp_path / "gpu.md",))
+        monkeypatch.setattr(module, "checks", lambda scale: iter(made))
+    monkeypatch.setitem(results.measure.__kwdefaults__, "folder", tmp_path)
+    monkeypatch.setattr(command.write, "__defaults__", (tmp_path / "gpu.md",))
     assert command.main(["speed"]) == 1
     text = (tmp_path / "gpu.md").read_text()
-    assert text.count("| w | e | m | fails |") == 2 and text.count(report.NOTHING) == 2
-    assert "fails    w: m (expected: e)" in capsys.readouterr().out
-    monkeypatch.setattr(report, "measure", lambda *asked: ({"device": "G"}, [row], report.BROKEN))
-    begun = []
+    assert text.count("| w | 1 | m | fails |") == 2 and text.count(command.NOTHING) == 2
+    assert "fails    w: m (expected: 1)" in capsys.readouterr().out
+    row = Row(what="w", expected="e", measured="m", result="fails")
+    monkeypatch.setattr(results, "measure", lambda *asked, **more: ([row], results.BROKEN))
+    begun, ran = [], []
     monkeypatch.setattr(command.os, "execv", lambda *words: begun.append(words[1][1:]))
     command.main(["memory"])
     assert begun == [["-m", "benchmarks.gpu", "memory"]]
     assert "1 fails; not complete: CUDA error." in (tmp_path / "gpu.md").read_text()
-    ran = []
 
     def run(words, **more):
         ran.append(words[2:])
@@ -169,16 +168,16 @@ def test_a_part_writes_its_section(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(command.subprocess, "run", run)
     assert command.main([]) == 1 and command.main(["claims"]) == 0
-    assert ran[-1] == ["benchmarks.claims", "--write", "docs/project/claims.md"] and len(ran) == 5
+    assert ran[-1] == ["benchmarks.claims"] and len(ran) == 5
 
 
 def test_what_is_missing_is_said():
     with pytest.raises(Skipped, match="no_such_package is not installed"):
-        report.require("no_such_package")
+        results.require("no_such_package")
 
     def lacking(name: str):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     checks = [(name, "", lambda name=name: lacking(name)) for name in ("scipy", "trainkit.data.absent")]
-    found = [(row.result, row.measured) for row in report.run(checks, ())]
+    found = [(row.result, row.measured) for row in results.run(checks, ())]
     assert found == [("skipped", "scipy is not installed"), ("fails", "No module named 'trainkit.data.absent'")]

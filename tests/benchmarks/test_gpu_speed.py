@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from runs import PLUGIN
 
-from benchmarks import contest
-from benchmarks.claims.bench import Bench, Guide
-from benchmarks.claims.table import Switch
+from benchmarks import contest, results
 from benchmarks.gpu import several, speed
-from benchmarks.gpu.report import Row, Scale
-from trainkit.config.run_request import RunRequest
+from benchmarks.gpu.scale import Scale
+from benchmarks.results import Row
 from trainkit.models.network_specs import IResNetSpec
-from trainkit.tracking.store import Store
 
 TINY = Scale(device=torch.device("cpu"), tiny=True)
 
 
 def measure(*begins: str) -> list[Row]:
     """Rows of speed that begin with one of these words."""
-    return list(speed.rows(TINY, [what for what, _, _ in speed._checks(TINY) if not what.startswith(begins)]))
+    return list(results.run((check for check in speed.checks(TINY) if check[0].startswith(begins)), ()))
 
 
 # ---- Rows
 
 
 def test_every_row_has_a_name_of_its_own():
-    names = [what for part in (speed, several) for what, _, _ in part._checks(TINY)]
+    names = [what for part in (speed, several) for what, _, _ in part.checks(TINY)]
     assert len(set(names)) == len(names) == 13
 
 
@@ -96,38 +90,12 @@ def test_a_student_is_trained_from_cached_outputs():
     assert found.result == "no goal" and "samples/s eager" in found.measured, found
 
 
-# ---- Claims
-
-
-@pytest.fixture
-def toy(monkeypatch) -> Iterator[Bench]:
-    """A bench whose guide has the toy recipe."""
-    monkeypatch.syspath_prepend(str(PLUGIN))
-    guides = {"toy": Guide(title="toy", small=("toy",))}
-    made = Bench(Store.locate(), False, repeats=2, block=0.01, guides=guides, folder=PLUGIN, plugins=("toy",))
-    yield made
-    made.close()
-
-
-def test_the_recipe_of_a_guide_is_found_with_what_it_needs(toy):
-    assert toy.chosen("toy") == (PLUGIN / "toy.yaml", "")
-    assert toy.request("toy", ("seed=3",)) == RunRequest(PLUGIN / "toy.yaml", ("seed=3",), ("toy",))
-
-
-@pytest.mark.slow
-def test_a_switch_is_measured_by_two_trainings(toy):
-    way = Switch(before=("seed=0",), after=("seed=1",))
-    found = way(toy, "toy")
-    assert found.low < found.ratio < found.high and "samples/s before" in found.text
-    assert "GB before" in replace(way, of="memory")(toy, "toy").text
-
-
 # ---- Several GPUs
 
 
 def test_several_gpus_are_asked_for_where_there_is_one(monkeypatch):
     monkeypatch.setattr(several, "processes", lambda scale: 1)
-    found = list(several.rows(TINY, []))
+    found = list(results.run(several.checks(TINY), ()))
     assert len(found) == 5 and {row.measured for row in found} == {"needs two GPUs"}
     assert {row.result for row in found} == {"skipped"}
 
@@ -135,7 +103,7 @@ def test_several_gpus_are_asked_for_where_there_is_one(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_processes_come_to_the_losses_of_one():
-    found = list(several.rows(TINY, []))
+    found = list(results.run(several.checks(TINY), ()))
     assert [row.result for row in found] == ["ok", "ok", "ok", "no goal", "no goal"], found
     assert "2 processes, FSDP" in found[1].measured
 

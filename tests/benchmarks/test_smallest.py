@@ -14,7 +14,6 @@ CONTEST = ["--rounds", "1"]
 CONTESTS = {
     "margin_head": ["--cases", "frozen 85742"],
     "step": [],
-    "gates": [],
     "samplers": [],
     "inputs": [],
     "volume_reading": ["--cases", "tom500"],
@@ -24,8 +23,8 @@ CONTESTS = {
     "startup": ["--cases", "help", "recipe error"],
 }
 SCRIPTS = {"pair_intervals": ["--sets", "4", "--draws", "20", "--people", "20", "--person", "0"]}
-SHARED = {"contest", "suite"}
-"""What contests import, and `suite`, which runs them."""
+SHARED = {"contest", "suite", "results"}
+"""What contests and measurements import, and `suite`, which runs contests."""
 
 
 def test_every_script_is_listed():

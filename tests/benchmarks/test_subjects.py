@@ -36,7 +36,7 @@ def test_every_sampler_gives_eight_people_with_four_records_at_each_size(sampler
     if peer == "m_per_class":
         pytest.importorskip("pytorch_metric_learning")
     contest = samplers.CONTEST
-    samples = {name: contest.sides[name]("") for name in ("modal_pk", "pk", "cached", peer)}
+    samples = {name: contest.sides[name]("") for name in ("modal_pk", "pk", peer)}
     assert {name: sample.proof for name, sample in samples.items()} == dict.fromkeys(samples, [[8, 8, 8, 4]] * 2)
     assert all(sample.value > 0 and sample.more["growth"] > 0 for sample in samples.values())
     for target in contest.targets:
@@ -65,9 +65,8 @@ def test_batches_of_other_work_are_noticed(samplers):
 def volumes(subject, monkeypatch, tmp_path):
     found = subject("volume_reading")
     shape = found.Shape((40, 36, 30), "zyx", (16, 16, 16), ("blob", "rest"), "SAR")
-    grown = ((64, 32, 32), (48, 32, 32), (32, 48, 48), (32, 32, 32))
     settings = {"HOME": tmp_path / "home", "SECONDS": 0.01, "SHAPES": {"cube": shape}, "UNUSED": ()}
-    for name, value in {**settings, "GROWN": grown, "CYCLES": 2, "PATCHES": 4}.items():
+    for name, value in settings.items():
         monkeypatch.setattr(found, name, value)
     return found
 

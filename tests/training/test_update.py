@@ -186,18 +186,8 @@ def test_the_average_follows_parameters_and_buffers_that_are_replaced():
 def benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
-    for name in ("step", "gates", "contest"):
+    for name in ("step", "contest"):
         sys.modules.pop(name, None)
-
-
-def test_gates_come_due_when_callbacks_do_and_the_averages_agree(benchmarks, monkeypatch):
-    gates = benchmarks("gates")
-    monkeypatch.setattr(gates, "STEPS", 5000)
-    monkeypatch.setattr(gates, "UPDATES", 2)
-    for case in ("schedule", "EMA"):
-        proofs = [side(case).proof for side in gates.CONTEST.sides.values()]
-        assert proofs[0] and benchmarks("contest").same(*proofs, gates.CONTEST.tolerance)
-    assert gates.our_gates().proof[:2] == [[50, "log"], [100, "log"]]
 
 
 def test_a_loop_by_hand_and_accelerates_end_with_the_same_weights(benchmarks, monkeypatch):
