@@ -1,7 +1,6 @@
 """reference/metrics.md: every metric by its name.
 
-The definitions of what a training logs are in `trainkit.config.metric_table`, those of scores, by protocol, in
-`trainkit.config.score_definitions`. What stands in the page above the line MARK is written by hand and stays.
+The definitions are in `trainkit.config.metric_definitions`. What stands above the line MARK is written by hand.
 """
 
 from __future__ import annotations
@@ -9,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from docs.generators.markdown import REFERENCE, code, prose, table
-from trainkit.config.metric_table import CUSTOMARY, DEFINITIONS
-from trainkit.config.score_definitions import GROUPS, Metric
+from trainkit.config.metric_definitions import CUSTOMARY, DEFINITIONS, GROUPS, Metric
 
 FILE = REFERENCE / "metrics.md"
 WITHOUT_NUMBER = ("standard definition", "trainkit")

@@ -9,7 +9,8 @@ import pytest
 from runs import ROOT, run
 
 from trainkit.config import metric_table
-from trainkit.config.metric_table import DEFINITIONS, definition
+from trainkit.config.metric_definitions import DEFINITIONS
+from trainkit.config.metric_table import definition
 
 
 @pytest.mark.usefixtures("store")
@@ -105,7 +106,7 @@ def test_scores_of_one_scale_and_shares_are_known_by_their_units():
 # ---- Nothing else states a direction ---------------------------------------------------------------------------------
 
 WORDS = {"max", "min", "maximize", "minimize", "higher", "lower"}
-HOME = ("metric_table.py", "score_definitions.py", "metric_rules.py")
+HOME = ("metric_definitions.py", "metric_table.py", "metric_rules.py")
 """The table, and the check of recipes against it, in trainkit/config."""
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from trainkit.config import metric_definitions as definitions
 from trainkit.config import metric_table
-from trainkit.config import score_definitions as definitions
 from trainkit.evaluation_protocols import (
     Classes,
     Identification,
