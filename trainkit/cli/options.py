@@ -34,8 +34,7 @@ class Plain(click.Command):
             code = EXIT_CODE
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else self.name
-            advice = _advice(error, extra.get("args") or (args[0] if args else None))
-            code = _say(advice or f"{error.format_message().rstrip('.')}; see {path} --help")
+            code = _say(_advice(error) or f"{error.format_message().rstrip('.')}; see {path} --help")
         except click.ClickException as error:
             code = _say(error.format_message())
         except UserError as error:
@@ -113,17 +112,16 @@ _GONE = {
 }
 
 
-def _advice(error: click.UsageError, words: Sequence[str] | None) -> str:
-    """Return the overrides to write instead of options of other trainers; empty where the error is another one."""
+def _advice(error: click.UsageError) -> str:
+    """Return what to write instead of an option of another trainer; empty where the error is another one."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
-    parameters = error.ctx.command.params
-    known = {option for parameter in parameters for option in parameter.opts}
-    if not any(parameter.name == "overrides" for parameter in parameters):
+    if not any(parameter.name == "overrides" for parameter in error.ctx.command.params):
         return ""
     from trainkit.config import field_names
 
-    return field_names.of_options(sys.argv[1:] if words is None else words, known)
+    advice = field_names.of_option(error.option_name)
+    return f"No such option '{error.option_name}'; {advice}" if advice else ""
 
 
 def _say(message: str, error: Exception | None = None) -> int:

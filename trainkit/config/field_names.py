@@ -6,9 +6,7 @@ Names that a single block of a recipe has too, such as `lr`, need no entry.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 _NAMES = {
     "train.length": "epochs max_epochs num_epochs num_train_epochs max_steps",
@@ -51,49 +49,26 @@ def find(name: str) -> tuple[str, ...]:
     return FIELD_NAMES.get(name.lstrip("-").replace("-", "_").lower(), ())
 
 
-def quoted(key: str, value: str) -> str:
-    """Return an override as it is typed in a shell."""
-    return f"{key}={value}" if re.fullmatch(r"[\w.:/@%+-]+", value) else f'{key}="{value}"'
-
-
-def advise(name: str, has: Callable[[str], bool], tree: Any, around: str, siblings: Sequence[str]) -> str:
+def advise(name: str, has: Callable[[str], bool], around: str, siblings: Sequence[str]) -> str:
     """Say what stands for an unknown key; empty where that is not known.
 
     `around` is the dotted path of the block with the unknown key, and `siblings` are that block's keys; `has` is true
     for keys that the recipe may have.
     """
     ours = find(name)
-    if not ours:
-        return ""
     here = next((last for key in ours if (last := key.rpartition(".")[2]) in siblings), "")
-    if here and around:  # the block itself has that key
+    if here and around:
         return f"trainkit's key is {around}.{here}"
-    filled = [_with_evaluation(key, tree) for key in ours]
-    return _said(next((key for key in filled if has(key)), ours[0]))
+    return _said(next(filter(has, ours), ours[0])) if ours else ""
+
+
+def of_option(option: str) -> str:
+    """Say what stands for an option of another trainer; empty where that is not known."""
+    ours = find(option)
+    return _said(ours[0]) if ours else ""
 
 
 def _said(ours: str) -> str:
     if ours.startswith("--"):
         return f"use the option {ours}"
     return f"use the environment variable {ours}" if ours.isupper() else f"trainkit's key is {ours}"
-
-
-def _with_evaluation(key: str, tree: Any) -> str:
-    """Return a key with the name of the recipe's first evaluation in it."""
-    evaluations = tree.get("evaluations") if isinstance(tree, dict) else None
-    first = next(iter(evaluations), "NAME") if isinstance(evaluations, dict) else "NAME"
-    return key.replace("NAME", str(first))
-
-
-def of_options(argv: Sequence[str], known: Collection[str]) -> str:
-    """Return the advice for options of other tools in a command line; empty where there are none.
-
-    `known` are the options that the command has. One option makes a clause, several make a list of lines.
-    """
-    options = [word.partition("=")[0] for word in argv if word.startswith("--")]
-    found = [(option, find(option)) for option in options if option not in known]
-    said = [(option, _said(ours[0])) for option, ours in found if ours]
-    if len(said) == 1:
-        return f"No such option '{said[0][0]}'; {said[0][1]}"
-    lines = "".join(f"\n  {option}: {advice}" for option, advice in said)
-    return f"No such options; change the recipe with KEY=VALUE instead{lines}" if said else ""

@@ -182,18 +182,13 @@ def _read_file(path: Path) -> bytes:
 
 
 def _near_file(path: Path) -> str:
-    """A remedy: the recipe whose name is nearest to the one asked for, else the recipes there are."""
-    shipped = sorted(RECIPES.glob("*.yaml"))
-    try:
-        own = [file for file in sorted(path.parent.iterdir()) if file.suffix in (".yaml", ".yml")]
-    except (OSError, ValueError):
-        own = []
-    files = {file.stem: Path("recipes", file.name) for file in shipped} | {file.stem: file for file in own}
-    if path.stem in files:
-        return f"did you mean {files[path.stem]}?"
-    if near := nearest(path.stem, list(files)):
-        return f"did you mean {files[near]}?"
-    return f"in recipes/ there are {', '.join(f.name for f in shipped)}" if shipped else "give the path of a .yaml file"
+    """A remedy: the shipped recipe whose name is nearest to the one asked for."""
+    near = nearest(path.stem, [file.stem for file in RECIPES.glob("*.yaml")])
+    return (
+        f"did you mean recipes/{near}.yaml?"
+        if near
+        else "give the path of a .yaml file; trainkit ls lists the shipped recipes"
+    )
 
 
 # ---- Overrides -------------------------------------------------------------------------------------------------------
@@ -203,39 +198,19 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     """Apply one `key=value` word to the tree: it replaces the value whole, and makes the blocks around it."""
     key, equals, text = word.partition("=")
     parts = key.strip().split(".")
-    wrong = ""
-    if FORBIDDEN.search(key) or not equals or not all(parts):
-        wrong = "not of the form KEY=VALUE; write it like optim.lr=0.05"
-    elif not text.strip():
-        # An unset variable of the shell looks like this, so it is no way to write null.
-        wrong = f"""no value; write {cut(key)}=null for none, {cut(key)}='""' for empty text"""
-    elif len(parts) > MAX_DEPTH:
-        wrong = f"blocks nested more than {MAX_DEPTH} deep; a recipe needs a few levels"
-    path: KeyPath = ()
-    node: Tree = source.tree
-    holder: dict[str | int, Tree] = {}
-    step: str | int = ""
-    for at, part in enumerate(parts if not wrong else ()):
-        step = part
-        if isinstance(node, list) and re.fullmatch("[0-9]{1,5}", part) and int(part) < len(node):
-            step = int(part)
-        elif isinstance(node, list):
-            wrong = f"{dotted(path)} is a list of {len(node)} without an entry {shown(part)}; give the whole list"
-            break
-        elif not isinstance(node, dict):
-            wrong = f"{dotted(path)} is {shown(node)}, not a block; give the whole block: {dotted(path)}={{...}}"
-            break
-        path = (*path, step)
-        holder = cast("dict[str | int, Tree]", node)  # a list is indexed by `step` as a block is
-        if at < len(parts) - 1:
-            if isinstance(node, dict) and node.get(step) is None:
-                holder[step] = {}
-                source.places[path] = word
-            node = holder[step]
-    if path in given and not wrong:
-        wrong = f"{dotted(path)} is given twice; keep one of them"
-    if wrong:
-        source.problems.append(Problem(found=wrong, override=word))
+    try:
+        if FORBIDDEN.search(key) or not equals or not all(parts):
+            raise ValueError("not of the form KEY=VALUE; write it like optim.lr=0.05")
+        if not text.strip():
+            # An unset variable of the shell looks like this, so it is no way to write null.
+            raise ValueError(f"""no value; write {cut(key)}=null for none, {cut(key)}='""' for empty text""")
+        if len(parts) > MAX_DEPTH:
+            raise ValueError(f"blocks nested more than {MAX_DEPTH} deep; a recipe needs a few levels")
+        path, holder = _place(parts, source, word)
+        if path in given:
+            raise ValueError(f"{dotted(path)} is given twice; keep one of them")
+    except ValueError as mistake:
+        source.problems.append(Problem(found=str(mistake), override=word))
         return
     given.add(path)
     new = read(text, path, word)
@@ -243,7 +218,32 @@ def _override(word: str, source: Source, given: set[KeyPath]) -> None:
     source.places = {p: at for p, at in source.places.items() if p[: len(path)] != path} | new.places | {path: word}
     source.broken = {p for p in source.broken if p[: len(path)] != path} | new.broken | unread
     source.problems += new.problems
-    holder[step] = new.tree
+    holder[path[-1]] = new.tree
+
+
+def _place(parts: Sequence[str], source: Source, word: str) -> tuple[KeyPath, dict[str | int, Tree]]:
+    """Return the path that these keys mean, and the block or list that holds its value; blocks on the way are made.
+
+    Raises ValueError where a value on the way has no keys.
+    """
+    path: KeyPath = ()
+    node: Tree = source.tree
+    for at, part in enumerate(parts):
+        if isinstance(node, list) and not (re.fullmatch("[0-9]{1,5}", part) and int(part) < len(node)):
+            found = f"{dotted(path)} is a list of {len(node)} without an entry {shown(part)}"
+            raise ValueError(f"{found}; give the whole list")
+        if not isinstance(node, list | dict):
+            found = f"{dotted(path)} is {shown(node)}, not a block"
+            raise ValueError(f"{found}; give the whole block: {dotted(path)}={{...}}")
+        holder = cast("dict[str | int, Tree]", node)  # a list is indexed by its step as a block is
+        step = int(part) if isinstance(node, list) else part
+        path = (*path, step)
+        if at < len(parts) - 1:
+            if isinstance(node, dict) and node.get(part) is None:
+                holder[step] = {}
+                source.places[path] = word
+            node = holder[step]
+    return path, cast("dict[str | int, Tree]", node)
 
 
 def _refuse_secrets(tree: Tree, path: KeyPath, source: Source) -> None:
@@ -297,12 +297,14 @@ def dump(recipe: object) -> str:
 def brief(recipe: object) -> str:
     """The recipe as a person would write it, without what is as by default; it loads back to an equal recipe."""
 
-    def follows(block: object, f: Field[Any]) -> bool:
+    def stated(block: object, f: Field[Any], value: Tree) -> Tree:
         if f.name == "mode" and isinstance(block, Best | StopWhen | Curve):
-            return block.metric is None or metric_table.mode(block.metric) is not None
-        return f.name != "name" and getattr(block, f.name) == _default(f)
+            follows = block.metric is None or metric_table.mode(block.metric) is not None
+        else:
+            follows = f.name != "name" and getattr(block, f.name) == _default(f)
+        return _LEFT_OUT if follows else value
 
-    return write(_resolved(recipe, follows))
+    return write(_resolved(recipe, stated))
 
 
 def _default(f: Field[Any]) -> object:
@@ -326,32 +328,26 @@ def flat(recipe: object) -> dict[str, bool | int | float | str | None]:
 
 def tree(recipe: object) -> dict[str, Tree]:
     """Return the recipe with all its defaults as plain values."""
-    found = _resolved(recipe)
-    return found if isinstance(found, dict) else {}
+    return _resolved(recipe)
 
 
 def hashed(recipe: object) -> dict[str, Tree]:
     """Return the resolved recipe as plain values, as far as its digest covers it.
 
-    Without the fields whose metadata says `{"hash": False}`, those with `{"hash": "set"}` that have their default, and
-    those with one of the values in `{"hash": ("max",)}`: a key that is added changes no digest of before.
-    `{"hash": {"auto": "off"}}` reads one value as another: so does a default that is changed. A function of the block
-    and the recipe says whether the digest covers the key.
+    The metadata of a field says what it covers, so that a key that is added changes no digest of before: not the field
+    (`{"hash": False}`), only another value than its default (`"set"`), one value read as another, as where a default
+    changed (`{"auto": "off"}`), or where a function of the block and the recipe is true.
     """
 
-    def without(block: object, f: Field[Any]) -> bool:
-        rule = f.metadata.get("hash")
-        value = getattr(block, f.name)
-        if callable(rule):
-            return not rule(block, recipe)
-        return rule is False or (rule == "set" and value == _default(f)) or (isinstance(rule, tuple) and value in rule)
+    def covered(block: object, f: Field[Any], value: Tree) -> Tree:
+        rule = f.metadata.get("hash", True)
+        if isinstance(rule, dict):
+            return rule.get(value, value)
+        if rule == "set":
+            return _LEFT_OUT if getattr(block, f.name) == _default(f) else value
+        return value if (rule(block, recipe) if callable(rule) else rule) else _LEFT_OUT
 
-    def instead(f: Field[Any], value: Tree) -> Tree:
-        rule = f.metadata.get("hash")
-        return rule.get(value, value) if isinstance(rule, dict) else value
-
-    found = _resolved(recipe, without, instead)
-    return found if isinstance(found, dict) else {}
+    return _resolved(recipe, covered)
 
 
 def digest(recipe: object) -> str:
@@ -360,25 +356,29 @@ def digest(recipe: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _resolved(
-    recipe: object,
-    without: Callable[[object, Field[Any]], bool] = lambda *_: False,
-    instead: Callable[[Field[Any], Tree], Tree] = lambda _, value: value,
-) -> Tree:
-    """The recipe as values, but for the fields of blocks of which `without` is true; `instead` may change others."""
+_LEFT_OUT = object()
 
-    def prune(value: object, tree: Tree) -> Tree:
+
+def _resolved(
+    recipe: object, change: Callable[[object, Field[Any], Tree], Tree] = lambda block, f, value: value
+) -> dict[str, Tree]:
+    """The recipe as values; `change` gives that of a field of a block, or `_LEFT_OUT`."""
+
+    def walk(value: object, tree: Tree) -> Tree:
         if is_dataclass(value) and isinstance(tree, dict):
-            gone = {f.name for f in fields(value) if not f.init or without(value, f)}
-            kept = {key: prune(getattr(value, key, None), part) for key, part in tree.items() if key not in gone}
-            return kept | {f.name: instead(f, kept[f.name]) for f in fields(value) if f.name in kept}
+            known = {f.name: f for f in fields(value)}
+            made = {key: walk(getattr(value, key, None), part) for key, part in tree.items()}
+            made |= {
+                key: change(value, f, made[key]) if f.init else _LEFT_OUT for key, f in known.items() if key in made
+            }
+            return {key: part for key, part in made.items() if part is not _LEFT_OUT}
         if isinstance(value, list | tuple) and isinstance(tree, list):
-            return [prune(entry, part) for entry, part in zip(value, tree, strict=True)]
+            return [walk(entry, part) for entry, part in zip(value, tree, strict=True)]
         if isinstance(value, dict) and isinstance(tree, dict):
-            return {key: prune(value.get(key), part) for key, part in tree.items()}
+            return {key: walk(value.get(key), part) for key, part in tree.items()}
         return tree
 
-    return prune(recipe, to_tree(recipe))
+    return walk(recipe, to_tree(recipe))
 
 
 def headline(path: Path) -> str:

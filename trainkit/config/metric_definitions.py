@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 Direction = Literal["higher", "lower", "none"]
 """Values that are better; `none` for counts, thresholds, ends of intervals and descriptive numbers."""
@@ -67,7 +67,7 @@ def _metrics(table: str) -> dict[str, Metric]:
         names, unit, better, text, *source = paragraph.split(" | ")
         if better not in (*get_args(Direction), "metric"):
             raise ValueError(f"{names} is better {better!r}")
-        direction: Direction | None = None if better == "metric" else better
+        direction = None if better == "metric" else cast("Direction", better)
         named = SOURCES.get(source[0], source[0]) if source else "standard definition"
         metric = Metric(text, unit if unit != "-" else "", direction, named)
         found |= dict.fromkeys(names.split(", "), metric)

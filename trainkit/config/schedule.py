@@ -44,6 +44,11 @@ class Warmup:
 _HASHED_IF_SET = {"hash": "set"}
 
 
+def _mode_counts(curve: Curve, recipe: object) -> bool:
+    """Return whether digests cover the mode: not the default that it had."""
+    return metric_table.SIGNS.get(curve.mode or "min") != 1
+
+
 @dataclass(kw_only=True)
 class Curve:
     """Learning rate schedule: the factor on `optim.lr` over the training."""
@@ -62,7 +67,7 @@ class Curve:
     """Warm-up at the start. null: none."""
     metric: str | None = field(default=None, metadata=_HASHED_IF_SET)
     """For `plateau`: full name of the watched metric, such as `val/miou`."""
-    mode: Mode | None = field(default=None, metadata={"hash": ("max",)})
+    mode: Mode | None = field(default=None, metadata={"hash": _mode_counts})
     """For `plateau`: `max` if higher is better, `min` if lower is better. null: as the metric is defined."""
     lower: bool = field(init=False, default=False)
     """True where lower values of the metric are better."""

@@ -101,10 +101,12 @@ def samples_per_update(batch_size: int | PerProcess, processes: int) -> int:
 
 
 def read_batch_size(value: object) -> Any:
-    """Return what `4 per process` says, and a number as it is. Raises ValueError for other text, and for blocks."""
-    if isinstance(value, dict | list):
-        raise ValueError("a block is not a batch size; write a number, such as 64, or '4 per process'")
-    return PerProcess.parse(value) if isinstance(value, str) else value
+    """Return what `4 per process` says, and a number as it is. Raises ValueError for all else."""
+    if isinstance(value, str):
+        return PerProcess.parse(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a batch size; write a number, such as 64, or '4 per process'")
+    return value
 
 
 def _read_span(value: object) -> Span:
@@ -148,6 +150,6 @@ UpdateSize = Annotated[
     BatchSize | PerProcess,
     BeforeValidator(read_batch_size),
     PlainSerializer(lambda size: str(size) if isinstance(size, PerProcess) else size),
-    "a whole number, or a text such as '4 per process'",
+    "a whole number, or a text such as '4 per process'",  # what the reference says of it
 ]
 """Samples of a step: over all processes, or for each."""

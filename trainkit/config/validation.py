@@ -1,4 +1,4 @@
-"""Values -> dataclasses: strict validation by pydantic, and its findings in words that name key, place and remedy.
+"""Values -> dataclasses: strict validation by pydantic, and its findings as problems that name key, place and remedy.
 
 A block of the YAML is the constructor call of a dataclass. Which class a *named* block becomes is said by its `name`,
 looked up in a table of plain words; the class is imported when it is used. Knows no machine learning.
@@ -12,17 +12,16 @@ import importlib
 import json
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
 from trainkit.config import field_names
-from trainkit.config.yaml_reader import KeyPath, Problem, Source, Tree, cut, dotted, flow, shown
+from trainkit.config.yaml_reader import KeyPath, Problem, Source, Tree, cut, dotted, shown
 from trainkit.errors import UserError
 
 T = TypeVar("T")
@@ -55,7 +54,11 @@ class Named:
     def _build(self, block: Tree, tables: Tables) -> object:
         cls = self.resolve(block, tables)
         if cls is None:
-            raise PydanticCustomError("named_block", "no such block")
+            words = list(tables[self.table])
+            wrong = f"a block whose name is {one_of(words)}"
+            wrong += f"; write {{name: {block}}}" if isinstance(block, str) and block in words else ""
+            known = {"discriminator": "'name'", "expected_tags": ", ".join(f"'{word}'" for word in words)}
+            raise PydanticCustomError("named_block", "Input should be {wrong}", known | {"wrong": wrong})
         own = any(f.name == "name" for f in fields(cls))
         return validate(cls, {k: v for k, v in block.items() if k != "name" or own}, tables)
 
@@ -147,124 +150,49 @@ def _tag(marks: tuple) -> str | None:
     return next((tag for tag in found if isinstance(tag, str)), None)
 
 
-def _own_validator(marks: tuple) -> bool:
-    return any(hasattr(mark, "func") for mark in marks)
-
-
-def _resolve(kind: Any, tree: Tree, tables: Tables) -> tuple[Any, bool]:
-    """The type without annotations that `tree` is to become, and whether pydantic's location has a step for that."""
+def _resolve(kind: Any, tree: Tree, tables: Tables) -> Any:
+    """The type without annotations that `tree` is to become."""
     bare, marks = _bare(kind)
     if named := _named(marks):
-        cls = named.resolve(tree, tables)
-        return (cls, True) if cls else (bare, False)
+        return named.resolve(tree, tables) or bare
     if tag := _tag(marks):
         word = tree.get(tag) if isinstance(tree, dict) else None
-        member = next((m for m in get_args(bare) if is_dataclass(m) and word in get_args(_hints(m)[tag])), None)
-        return (member, True) if member else (bare, False)
-    return bare, False
+        return next((m for m in get_args(bare) if is_dataclass(m) and word in get_args(_hints(m)[tag])), bare)
+    return bare
 
 
-def _follow(cls: type, loc: Sequence, tree: Tree, tables: Tables) -> tuple[KeyPath, Any, Tree, list[str]]:
-    """Key path, type and value that pydantic's location means, and the keys of the innermost block around it.
-
-    It ends where the schema no longer follows the keys, as inside a union.
-    """
-    kind, path, keys, left = cls, (), [], list(loc)
-    while left:
-        bare, extra_step = _resolve(kind, tree, tables)
-        if extra_step:
-            left.pop(0)
-            if not left:
-                break
-        step, members = left.pop(0), get_args(bare)
-        if is_dataclass(bare):
-            keys = list(_hints(bare))
-            if _named(_bare(kind)[1]) and "name" not in keys:
-                keys.insert(0, "name")
-            kind = _hints(bare).get(step)
-        elif get_origin(bare) is dict:
-            kind = members[1]
-        elif get_origin(bare) in (list, tuple) and isinstance(step, int):
-            kind = members[0] if Ellipsis in members else members[min(step, len(members) - 1)]
-        else:
-            break
-        path = (*path, step)
-        try:
-            tree = tree[step]
-        except (KeyError, IndexError, TypeError):
-            tree = None
-    return path, kind, tree, keys
-
-
-def _blocks(kind: Any, tree: Tree, tables: Tables, path: str = "") -> Iterator[tuple[str, type]]:
-    """Path and class of every block there could be, following the names that are given."""
-    bare, _ = _resolve(kind, tree, tables)
-    if path.count(".") > 8 or _own_validator(_bare(kind)[1]):
-        return  # 8: a class that contains itself
+def _blocks(kind: Any, tree: Tree, tables: Tables, path: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Path and keys of every block there could be, following the names that are given; `*` stands for any key."""
+    bare, marks = _resolve(kind, tree, tables), _bare(kind)[1]
+    if path.count(".") > 8 or any(hasattr(mark, "func") for mark in marks):
+        return  # a class that contains itself, or has a validator of its own
     if isinstance(bare, type) and is_dataclass(bare):
-        yield path, bare
-        for name, member in _hints(bare).items():
+        hints = _hints(bare)
+        yield path, list(dict.fromkeys((*(["name"] if _named(marks) else []), *hints)))
+        for name, member in hints.items():
             inner = tree.get(name) if isinstance(tree, dict) else None
             yield from _blocks(member, inner, tables, f"{path}.{name}" if path else name)
     elif get_origin(bare) in (dict, list, tuple) and get_args(bare):
         yield from _blocks(get_args(bare)[-1], None, tables, f"{path}.*")
 
 
-# ---- Words -----------------------------------------------------------------------------------------------------------
+# ---- Findings --------------------------------------------------------------------------------------------------------
 
-_SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-_SIMPLE |= {list: "a list", tuple: "a list", dict: "a block", Path: "a path"}
-_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-
-
-def _choices(kind: Any, tables: Tables) -> list:
-    """Words that a value of this type is chosen from; empty when it isn't."""
-    bare, marks = _bare(kind)
-    if named := _named(marks):
-        return list(tables[named.table])
-    if tag := _tag(marks):
-        return [word for member in get_args(bare) if is_dataclass(member) for word in get_args(_hints(member)[tag])]
-    if _is_union(bare):
-        return [word for member in get_args(bare) for word in _choices(member, tables)]
-    return list(get_args(bare)) if get_origin(bare) is Literal else []
+_WORDS = {
+    "a valid integer, got a number with a fractional part": "a whole number", "a valid integer": "a whole number",
+    "a valid number": "a number", "a valid string": "text", "a valid boolean": "true or false", "an object": "a block",
+    "a valid array": "a list", "greater than or equal to": "a value at least", "greater than": "a value above",
+    "less than or equal to": "a value at most", "less than": "a value below",
+}  # fmt: skip
+"""Words of pydantic, and ours."""
 
 
-def _words(kind: Any, tables: Tables) -> str:
-    """Describe the values of a type; empty where only its own validator knows.
-
-    A text among the annotations, as in Annotated[Span, "a span such as 1 epoch", ...], is taken for its description.
-    """
-    bare, marks = _bare(kind)
-    null = " or null" if _is_union(kind) and type(None) in get_args(kind) and bare is not kind else ""
-    if told := next((mark for mark in marks if isinstance(mark, str)), None):
-        return told + null
-    if _named(marks) or _tag(marks):
-        return f"a block whose name is {one_of(_choices(kind, tables))}{null}"
-    if _own_validator(marks):
-        return ""
-    if _is_union(bare):
-        parts = [_words(member, tables) for member in get_args(bare)]
-        return " or ".join(dict.fromkeys(parts)) if all(parts) else ""
-    members = get_args(bare)
-    if get_origin(bare) is Literal:
-        return one_of(members) + null
-    if get_origin(bare) is tuple and Ellipsis not in members:
-        return f"[{', '.join(_words(member, tables) or 'a value' for member in members)}]{null}"
-    if get_origin(bare) in (list, tuple):
-        entry = _words(members[0], tables)
-        return (f"a list, each entry {entry}" if entry else "a list") + null
-    if is_dataclass(bare) or get_origin(bare) is dict:
-        return f"a block{null}"
-    return _SIMPLE[bare] + null if bare in _SIMPLE else ""
-
-
-def one_of(words: Sequence) -> str:
+def one_of(words: Sequence[str]) -> str:
     """A choice of words as messages name it."""
-    texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
-    return texts[0] if len(texts) == 1 else f"one of {', '.join(texts)}"
+    return f"one of {', '.join(words)}" if len(words) > 1 else "".join(words)
 
 
-def nearest(word: Tree, words: Sequence) -> str:
+def nearest(word: Tree, words: Iterable[str]) -> str:
     """The one of the words that was probably meant; empty when none comes near."""
     if not isinstance(word, str) or len(word) > 100:
         return ""
@@ -272,93 +200,99 @@ def nearest(word: Tree, words: Sequence) -> str:
     return next((known[w] for w in difflib.get_close_matches(word.lower(), list(known), 1, 0.65)), "")
 
 
-def _hint(word: Tree, choices: Sequence) -> str:
-    return nearest(word, choices) if len(choices) > 1 else ""  # a single choice has been named
-
-
 def explain(error: ValidationError, cls: type, source: Source, tables: Tables) -> list[Problem]:
     """Pydantic's findings about `source.tree` as problems, one a key."""
-    problems: dict[KeyPath, Problem] = {}
-    blocks: list[tuple[str, type]] = []
+    found: dict[KeyPath, list[ErrorDetails]] = {}
     for mistake in error.errors(include_url=False)[:MAX_WORDED]:
-        path, kind, value, keys = _follow(cls, mistake["loc"][1:], source.tree, tables)
-        sort, ctx = mistake["type"], mistake.get("ctx", {})
-        said = sort in ("value_error", "assertion_error")
+        found.setdefault(_path(mistake, source.tree), []).append(mistake)
+    above = {path[:length] for path in found for length in range(len(path))}
+    blocks: list[tuple[str, list[str]]] = []
+    problems: list[Problem] = []
+    for path, mistakes in found.items():
+        said = next((one.get("ctx", {}).get("error") for one in mistakes if one["type"] == "value_error"), None)
         if any(path[: len(b)] == b or (said and b[: len(path)] == path) for b in source.broken):
             continue  # follows from a value that could not be read
-        if path in problems and not said:
-            continue  # of the members of a union, the one with words of its own speaks
-        text, at = dotted(path), source.at(path)
-        bound = next((f"{word} {_number(ctx[key])}" for key, word in _BOUNDS.items() if key in ctx), "")
-        if sort in ("unexpected_keyword_argument", "extra_forbidden"):
+        base = Problem(dotted(path), **source.at(path))
+        if said is not None:
+            problems.append(replace(base, found=_one_line(str(said))))
+        elif mistakes[0]["type"] == "unexpected_keyword_argument":
             blocks = blocks or list(_blocks(cls, source.tree, tables))
-            problems[path] = _unknown(path, value, keys, blocks, source.tree, Problem(text, **at))
-        elif sort.startswith("missing"):
-            problems[path] = _missing(Problem(text, **at), _words(kind, tables))
-        elif isinstance(value, dict) and sort in ("named_block", "union_tag_invalid", "union_tag_not_found"):
-            key, choices = _tag(_bare(kind)[1]) or "name", _choices(kind, tables)
-            base = Problem(dotted((*path, key)), **source.at((*path, key)))
-            wrong = replace(base, found=shown(value.get(key)), expected=one_of(choices))
-            wrong = replace(wrong, nearest=_hint(value.get(key), choices))
-            problems[path] = wrong if key in value else _missing(base, one_of(choices))
-        elif said:
-            problems[path] = Problem(text, found=_one_line(str(ctx["error"])), **at)
-        elif bound:
-            problems[path] = Problem(text, found=shown(value), expected=f"a value {bound}", **at)
-        elif (expected := _words(kind, tables)) and re.search("_type$|_error$|_from_|too_|named", sort):
-            wrong, choices = Problem(text, found=shown(value), expected=expected, **at), _choices(kind, tables)
-            tag = "name" if _named(_bare(kind)[1]) else _tag(_bare(kind)[1])
-            if tag and value in choices:
-                problems[path] = replace(wrong, remedy=f"write {{{tag}: {value}}}")
-            else:
-                problems[path] = replace(wrong, nearest=_hint(value, choices))
-        else:
-            problems[path] = Problem(text, found=f"{shown(value)}: {_one_line(mistake['msg'])}", **at)
-    return list(problems.values())
+            problems.append(_unknown(path, blocks, source.tree, base))
+        elif path not in above:  # of the members of a union, the one that is meant has a finding further inside
+            problems.append(_wrong(path, mistakes, source, base))
+    return problems
 
 
-def _missing(base: Problem, expected: str) -> Problem:
-    if not expected:
+def _path(mistake: ErrorDetails, tree: Tree) -> KeyPath:
+    """The keys in pydantic's location, which also names members of unions."""
+    path: KeyPath = ()
+    for step in mistake["loc"][1:]:
+        inner: Tree = dict(enumerate(tree)) if isinstance(tree, list) else tree
+        if isinstance(inner, dict) and step in inner:
+            path, tree = (*path, step), inner[step]
+    return (*path, mistake["loc"][-1]) if mistake["type"] == "missing" else path
+
+
+def _value(path: KeyPath, tree: Tree) -> Tree:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def _wrong(path: KeyPath, mistakes: list[ErrorDetails], source: Source, base: Problem) -> Problem:
+    """Describe a value that does not fit, or one that is missing."""
+    if mistakes[0]["type"] == "missing":
         return replace(base, found="this key is required")
-    return replace(base, found="nothing", expected=expected, remedy="this key is required")
+    value, about = _value(path, source.tree), mistakes[0].get("ctx", {})
+    expected = " or ".join(dict.fromkeys(_expected(one) for one in mistakes))
+    choices = [word for one in mistakes for word in _literals(one)]
+    if "discriminator" in about and isinstance(value, dict):
+        path = (*path, about["discriminator"].strip("'"))
+        choices = re.findall("'([^']*)'", about.get("expected_tags", ""))
+        base, expected = Problem(dotted(path), **source.at(path)), one_of(choices)
+        if path[-1] not in value:
+            return replace(base, found="this key is required", remedy=expected)
+        value = value[path[-1]]
+    near = nearest(value, choices) if len(choices) > 1 else ""  # a single choice has been named
+    return replace(base, found=shown(value), expected=_one_line(expected), nearest=near)
 
 
-def _unknown(
-    path: KeyPath, value: Tree, keys: list[str], blocks: list[tuple[str, type]], tree: Tree, base: Problem
-) -> Problem:
+def _expected(mistake: ErrorDetails) -> str:
+    """Return what pydantic expected, in our words."""
+    if literals := _literals(mistake):
+        return one_of(literals)
+    text = re.sub(r"^Input should be |^\w+ should have | after validation, not .*", "", mistake["msg"])
+    return functools.reduce(lambda text, pair: text.replace(*pair), _WORDS.items(), text)
+
+
+def _literals(mistake: ErrorDetails) -> list[str]:
+    said = mistake.get("ctx", {}).get("expected", "") if mistake["type"] == "literal_error" else ""
+    return re.findall("'([^']*)'", said)
+
+
+def _unknown(path: KeyPath, blocks: list[tuple[str, list[str]]], tree: Tree, base: Problem) -> Problem:
     """Describe an unknown key: its name in trainkit, the block it belongs in, or the nearest key."""
     key, around, base = str(path[-1]), dotted(path[:-1]), replace(base, found="unknown key")
+    keys = [key for place, keys in blocks if _is_at(place, around) for key in keys]
+    near = nearest(key, keys)
 
     def has(other: str) -> bool:
         home, _, last = other.rpartition(".")
-        return any(last in _hints(block) and _is_at(home, at) for at, block in blocks)
+        return any(last in keys and _is_at(home, place) for place, keys in blocks)
 
-    near = nearest(key, keys)
     # Only the case differs: the plain hint is shorter.
-    advice = "" if near.lower() == key.lower() else field_names.advise(key, has, tree, around, keys)
-    homes = [home for home, block in blocks if key in _hints(block)]
-    if advice:
+    if near.lower() != key.lower() and (advice := field_names.advise(key, has, around, keys)):
         return replace(base, remedy=advice)
+    homes = [place for place, keys in blocks if key in keys]
     if len(homes) == 1:
-        where = f"in {homes[0]}" if homes[0] else "at the top level"
-        if base.override and not isinstance(value, dict) and "*" not in homes[0]:
-            home = f"{homes[0]}." if homes[0] else ""
-            text = value if isinstance(value, str) else flow(value)
-            return replace(base, remedy=f"it belongs {where}: write {field_names.quoted(home + key, text)}")
-        return replace(base, remedy=f"it belongs {where}")
-    if near:
-        return replace(base, nearest=near)
-    return replace(base, remedy=f"the keys here are {', '.join(keys)}")
+        return replace(base, remedy=f"it belongs in {homes[0]}" if homes[0] else "it belongs at the top level")
+    return replace(base, nearest=near) if near else replace(base, remedy=f"the keys here are {', '.join(keys)}")
 
 
 def _is_at(home: str, place: str) -> bool:
     """True where a dotted path is that of a block, in which `*` stands for any name."""
     steps, wanted = home.split("."), place.split(".")
-    return len(steps) == len(wanted) and all(w in ("*", s) for s, w in zip(steps, wanted, strict=True))
-
-
-def _number(bound: float) -> str:
-    return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"
+    return len(steps) == len(wanted) and all(w in ("*", s) or s == "*" for s, w in zip(steps, wanted, strict=True))
 
 
 def _one_line(text: str) -> str:

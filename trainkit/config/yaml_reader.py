@@ -112,28 +112,15 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
 
     `prefix` is the key path that the document is the value of; `override` the word that it comes from.
     """
-    reader = _Reader(Source(), override)
-    source = reader.source
+    # The parser in C, where PyYAML has it, is 20 times faster; both are state machines and do not recurse.
+    reader = _Reader(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), override)
     if bad := FORBIDDEN.search(text):
         line = text.count("\n", 0, bad.start()) + 1
         found = f"found character U+{ord(bad[0]):04X}, which is not allowed in a text file"
         reader.problem(prefix, line, *(("found a tab", "use spaces") if bad[0] == "\t" else (found, "remove it")))
-        return source
-    # The parser in C, where PyYAML has it, is 20 times faster; both are state machines and do not recurse.
-    reader.events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return reader.source
     try:
-        next(reader.events)
-        start = next(reader.events)
-        if isinstance(start, yaml.StreamEndEvent):
-            return source
-        if isinstance(start, yaml.DocumentStartEvent) and (start.version or start.tags):
-            reader.stop(prefix, start, "found a % directive", "leave it out")
-        tree = reader.value(next(reader.events), prefix, 0)
-        next(reader.events)
-        more = next(reader.events)
-        if not isinstance(more, yaml.StreamEndEvent):
-            reader.stop(prefix, more, "found a second document", "write one recipe per file")
-        source.tree = tree
+        reader.source.tree = reader.document(prefix)
     except _Stop:
         pass
     except (yaml.YAMLError, ValueError, OverflowError) as error:
@@ -141,14 +128,14 @@ def read(text: str, prefix: KeyPath = (), override: str = "") -> Source:
         mark, reason = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         line = mark.line + 1 if mark else None
         reader.problem(prefix, line, f"not YAML: {cut(reason, 200)}", "check indentation, colons and quotes")
-    return source
+    return reader.source
 
 
 @dataclass
 class _Reader:
-    source: Source
+    events: Iterator[yaml.Event]
     override: str
-    events: Iterator[yaml.Event] = field(default_factory=lambda: iter(()))
+    source: Source = field(default_factory=Source)
     values: int = 0
 
     def problem(self, path: KeyPath, line: int | None, found: str, remedy: str = "") -> None:
@@ -159,6 +146,19 @@ class _Reader:
         self.problem(path, event.start_mark.line + 1, found, remedy)
         raise _Stop
 
+    def document(self, prefix: KeyPath) -> Tree:
+        next(self.events)
+        start = next(self.events)
+        if isinstance(start, yaml.StreamEndEvent):
+            return None
+        if isinstance(start, yaml.DocumentStartEvent) and (start.version or start.tags):
+            self.stop(prefix, start, "found a % directive", "leave it out")
+        tree = self.value(next(self.events), prefix, 0)
+        next(self.events)
+        if not isinstance(more := next(self.events), yaml.StreamEndEvent):
+            self.stop(prefix, more, "found a second document", "write one recipe per file")
+        return tree
+
     def value(self, event: yaml.Event, path: KeyPath, depth: int) -> Tree:
         line = event.start_mark.line + 1
         self.source.places.setdefault(path, self.override or line)
@@ -167,26 +167,21 @@ class _Reader:
             self.stop((), event, f"found blocks nested more than {MAX_DEPTH} deep", "a recipe needs a few levels")
         if self.values > MAX_VALUES:
             self.stop((), event, f"found more than {MAX_VALUES} values", "a recipe needs a few dozen")
-        if isinstance(event, yaml.AliasEvent):
-            self.problem(
-                path, line, f"found alias {shown('*' + event.anchor)}", "write the value itself, or quote the text"
-            )
-            self.source.broken.add(path)
-            return None
         self.refuse_marks(event, path)
         if isinstance(event, yaml.SequenceStartEvent):
             entries: list[Tree] = []
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
                 entries.append(self.value(event, (*path, len(entries)), depth + 1))
             return entries
-        if not isinstance(event, yaml.ScalarEvent):
+        if isinstance(event, yaml.MappingStartEvent):
             return self.block(path, depth)
         try:
-            return _text(event.value) if event.style else scalar(event.value)
+            if isinstance(event, yaml.ScalarEvent):
+                return _text(event.value) if event.style else scalar(event.value)
         except ValueError as mistake:
             self.problem(path, line, str(mistake))
-            self.source.broken.add(path)
-            return None
+        self.source.broken.add(path)
+        return None
 
     def block(self, path: KeyPath, depth: int) -> dict[str, Tree]:
         block: dict[str, Tree] = {}
@@ -200,9 +195,7 @@ class _Reader:
                 # Overrides and flat names join keys with dots.
                 self.problem(path, line, f"key {shown(key)}", "a key is a word without dots; nest blocks instead")
             elif key in block:
-                first = self.source.places[inner]
-                twice = "given twice" if self.override else f"given twice, first in line {first}"
-                self.problem(inner, line, twice, "keep one of them")
+                self.problem(inner, line, "given twice", "keep one of them")
             else:
                 self.source.places[inner] = self.override or line
                 block[key] = None  # claims the key, should its own value repeat it
@@ -212,11 +205,12 @@ class _Reader:
         return block
 
     def refuse_marks(self, event: yaml.Event, path: KeyPath) -> None:
-        line = event.start_mark.line + 1
-        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
-            self.problem(path, line, f"found anchor {shown('&' + event.anchor)}", "write the value where it is used")
-        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
-            self.problem(path, line, f"found tag {shown(event.tag)}", "leave it out; the type follows from the key")
+        line, anchor, tag = event.start_mark.line + 1, getattr(event, "anchor", None), getattr(event, "tag", None)
+        if anchor is not None:
+            what = "alias '*" if isinstance(event, yaml.AliasEvent) else "anchor '&"
+            self.problem(path, line, f"found {what}{cut(anchor)}'", "write the value itself, or quote the text")
+        if tag is not None:
+            self.problem(path, line, f"found tag {shown(tag)}", "leave it out; the type follows from the key")
 
 
 def _text(text: str) -> str:

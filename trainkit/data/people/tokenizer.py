@@ -131,7 +131,7 @@ class Captions:
 
     tokenizer: Literal["words", "clip"] = "words"
     """`words`: each word gets an id by a hash. `clip`: CLIP's byte pairs, from `file`."""
-    rule: Literal[1, 2] = field(default=2, metadata={"hash": (1, 2), "before": 1})
+    rule: Literal[1, 2] = field(default=2, metadata={"hash": False, "before": 1})
     """Division into `words`. 2: at spaces and punctuation; Chinese and Japanese by character; Thai, Lao, Khmer and
     Burmese by grapheme cluster. 1: runs of letters and digits, as in runs older than this key."""
     length: Annotated[int, Field(ge=3, le=4096)] = 77
