@@ -209,10 +209,6 @@ OWN = {
     ],
     "distances": [
         ({"of": "0" * 64}, "its digest does not match"),
-        ({"of": 5}, "of: 5"),
-        ({"settings": {"cap": 16.0}}, "settings"),
-        ({"settings": "cap"}, "settings"),
-        ({"settings": {"cap": "far", "ignored": "no"}}, "settings"),
     ],
     "volumes": [
         ({"cases": 0}, "cases: 0"),

@@ -9,10 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 from table_sets import lines, parquet, png
 from table_sets import squares as pictures
 
@@ -22,7 +20,6 @@ from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
 from trainkit.data.scenes import verify
-from trainkit.data.scenes.sources import open_scenes
 from trainkit.errors import UserError
 
 
@@ -127,18 +124,6 @@ dataset_info:
     (folder / "README.md").write_text("---\nconfigs: [\n---\n")
     with pytest.raises(UserError, match="cannot be read"):
         sources.open_source("hf://o/set")
-
-
-def test_masks_of_scenes_are_files_that_a_table_names(tmp_path):
-    paths = pictures(tmp_path)
-    for k in range(4):
-        Image.fromarray(np.full((8, 8), k % 2, np.uint8)).save(tmp_path / f"m{k}.png")
-    rows = (json.dumps({"picture": path, "classes": f"m{k}.png"}) for k, path in enumerate(paths))
-    table = lines(tmp_path / "a.jsonl", *rows)
-    source = open_scenes(str(table), columns={"image": "picture", "mask": "classes"})
-    assert len(source) == 4 and source.ids() == paths and source.scenes[3].mask == tmp_path / "m3.png"
-    with pytest.raises(UserError, match=r"set columns: \{mask: NAME\}"):
-        open_scenes(str(table))
 
 
 def test_images_are_named_by_their_name_alone_where_no_other_has_it(tmp_path):

@@ -95,7 +95,7 @@ def test_the_files_that_it_knows_are_there():
             "volumes/augment.py", "volumes/augment_intensity.py", "volumes/augment_spatial.py",
         },
         "read": {
-            "storage/image_store.py", "scenes/mask_store.py", "volumes/volume_store.py", "scenes/map_store.py",
+            "storage/image_store.py", "scenes/mask_store.py", "volumes/volume_store.py",
             "storage/record_store.py", "rows/reader.py", "volumes/patch_reader.py", "formats/recordio.py", "hub.py",
         },
         "decode": {"formats/image_decode.py", "formats/nifti.py"},

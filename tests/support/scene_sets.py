@@ -214,25 +214,3 @@ def listed(
 def palette(classes: int = CLASSES) -> dict[str, tuple[int, int, int]]:
     """Names and colours of coloured masks; black stands for no class in them."""
     return dict(zip(NAMES[:classes], COLOURS, strict=False))
-
-
-def parquet(
-    root: Path,
-    pictures: int | Sequence[int] = (6, 3),
-    size: tuple[int, int] = SIZE,
-    classes: int = CLASSES,
-    seed: int = 0,
-    column: str = "annotation",
-) -> Path:
-    """A folder of the hub's form: `data/<split>-00000-of-00001.parquet`, `image` and `column` as bytes and path."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    (root / "data").mkdir(parents=True)
-    for part, split, count in _parts(pictures):
-        rows = [
-            {"image": {"bytes": encoded(picture), "path": f"{n}.png"}, column: {"bytes": encoded(mask), "path": None}}
-            for n, picture, mask in _drawn(count, part, size, classes, seed)
-        ]
-        pq.write_table(pa.Table.from_pylist(rows), root / "data" / f"{split}-00000-of-00001.parquet", row_group_size=2)
-    return root

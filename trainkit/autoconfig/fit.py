@@ -205,8 +205,8 @@ def refuse(text: str, expected: str, *, own: str = "") -> None:
         remedy = "copy a recipe that uses it, without --data"
         raise UserError(text, "a built-in set", "a folder or a set of the hub", remedy)
     if hub.is_hub(text):
-        if own == "volumes":
-            raise UserError(text, "a set of the hub", "a folder: volumes are read from files", "download it first")
+        if own:
+            raise UserError(text, "a set of the hub", f"a folder: {own} are read from files", "download it first")
         return
     place = sources.split_of(locate(text))[0]
     if not place.is_dir():

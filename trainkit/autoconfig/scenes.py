@@ -7,7 +7,6 @@ Photographs start from a pretrained encoder, where weights are at hand. What is 
 from __future__ import annotations
 
 import csv
-import functools
 import importlib.util
 import io
 import math
@@ -23,7 +22,6 @@ from trainkit.autoconfig import fit, pretrained
 from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
-from trainkit.data import hub
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, verify
 from trainkit.data.scenes import sources as scene_sources
@@ -60,9 +58,7 @@ _LOST = ("names", "palette", "ignore", "root", "size", "short_side", "score_at",
 def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     """Fit a recipe with data `scenes`. Of a set without splits a fifth is evaluated, by lists beside the recipe."""
     fit.refuse(text, "images with masks", own="scenes")
-    if hub.is_hub(text):
-        hub.download(text)
-    opened = functools.partial(scene_sources.open_scenes, columns=fitted.columns)
+    opened = scene_sources.open_scenes
     train, sets = fit.parts(text, opened)
     sets = sets or fit.beside(train, opened)
     source = opened(train)
@@ -166,18 +162,12 @@ def _say_labels(fitted: Fitted, labels: Labels, source: SceneSource) -> None:
 
 def _divided(fitted: Fitted, source: SceneSource) -> tuple[str, dict[str, str], int]:
     """Lists of what to train on and what to score on; the first, the others, and how many images are trained on."""
-    pairs = [
-        (scene.image, scene.mask)
-        for scene in source.scenes
-        if isinstance(scene.image, Path) and isinstance(scene.mask, Path | CocoMask)
-    ]
-    if len(pairs) < len(source.scenes):
-        raise UserError(source.where, "one split", "a second split, for evaluation", "select them with #train and #val")
-    if len(pairs) < 2:
-        raise UserError(
-            source.where, number_of(len(pairs), "images"), "2 or more: one for training, one for evaluation"
-        )
-    lines = [(image, mask.file if isinstance(mask, CocoMask) else mask) for image, mask in pairs]
+    if len(source) < 2:
+        found = number_of(len(source), "images")
+        raise UserError(source.where, found, "2 or more: one for training, one for evaluation")
+    masks = (scene.mask for scene in source.scenes)
+    files_of = [mask.file if isinstance(mask, CocoMask) else mask for mask in masks]
+    lines = [(scene.image, file) for scene, file in zip(source.scenes, files_of, strict=True)]
     root = Path(os.path.commonpath({path.parent for line in lines for path in line}))
     held = set(Holdout(SCORED, "image", "images").choose(source.ids(), _SEED).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}

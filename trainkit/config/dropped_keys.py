@@ -30,7 +30,10 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "clinical": Dropped(None, "join tables/<evaluation>_per_case_last.csv with your table by the column patient"),
     },
     ("data.augment", "volumes"): {"elastic": Dropped(None, "remove it: rotate and scale change the shape")},
-    ("data", "scenes"): {"store": Dropped("auto", "remove it: images of one size below 2 GB are stored as pixels")},
+    ("data", "scenes"): {
+        "store": Dropped("auto", "remove it: images of one size below 2 GB are stored as pixels"),
+        "columns": Dropped({}, "save images and masks as files, with a list of image,label a line", hashed=False),
+    },
     ("data.distance", "scenes"): {"ignored": Dropped("no", "remove it: borders with unlabelled pixels are none")},
     ("task", "adadistill"): {
         "products": Dropped("float32", _ROUNDED),

@@ -9,7 +9,6 @@ from PIL import Image
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes.files import Scene, header
 from trainkit.errors import UserError
 
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
@@ -194,7 +193,7 @@ def test_the_largest_value_of_the_header_of_pnm_is_white(top, channels, plain):
     assert decoded.shape == (5, 7, 3) and decoded.dtype == np.uint8
     assert np.abs(decoded - values * 255 / top).max() <= (0.5 if top < 256 else 1)
     assert (decoded[0, 0] == 0).all() and (decoded[0, 1] == 255).all()
-    assert header(Scene("a", data, None, "a")) == ((5, 7), 1)
+    assert image_decode.header(data, "a") == ((5, 7), 1)
 
 
 @pytest.mark.parametrize(

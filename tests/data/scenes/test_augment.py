@@ -103,16 +103,6 @@ def test_nearest_is_the_pixel_in_which_a_centre_lies(length, size):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_without_scaling_a_crop_is_a_piece_of_the_picture(flip):
-    pixels, where = picture(20, 30)
-    cuts = one((3, 7), (12, 16), (12, 16), flip=flip)
-    expected = pixels[:, 3:15, 7:23]
-    assert (crop_of(pixels, cuts, 0, (12, 16)) == (expected[:, :, ::-1] if flip else expected)).all()
-    places = where[3:15, 7:23]
-    assert (map_of(where, cuts, 0, (12, 16)) == (places[:, ::-1] if flip else places)).all()
-
-
-@pytest.mark.parametrize("flip", [False, True])
 def test_padding_is_where_the_picture_is_not(flip):
     pixels, where = picture(5, 6)
     cuts = one((0, 0), (5, 6), (5, 6), corner=(2, 3), flip=flip)
@@ -166,16 +156,6 @@ def test_picture_and_mask_show_the_same(flip):
                 same &= np.roll(mask, (dy, dx), (0, 1)) == mask
         same[:3] = same[-3:] = same[:, :3] = same[:, -3:] = False
         assert agree[same & valid].all() and (crop[:, ~valid] == FILL.numpy()[:, None]).all()
-
-
-def test_cuts_of_a_batch_do_not_depend_on_each_other():
-    pixels, where = picture(40, 50)
-    block, rows = SceneAugment(scales=(0.3, 3.0), flip=0.5), np.arange(8)
-    together = block.cuts(0, 0, rows, np.full((8, 2), (40, 50)), 1.0, (24, 24))
-    for row in rows.tolist():
-        alone = block.cuts(0, 0, np.asarray([row]), np.asarray([(40, 50)]), 1.0, (24, 24))
-        assert (crop_of(pixels, together, row, (24, 24)) == crop_of(pixels, alone, 0, (24, 24))).all()
-        assert (map_of(where, together, row, (24, 24)) == map_of(where, alone, 0, (24, 24))).all()
 
 
 def test_mistakes_in_the_block_are_said():

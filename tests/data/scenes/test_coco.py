@@ -147,7 +147,7 @@ def test_lists_may_name_a_file_of_coco(tmp_path):
         ('{"images": [], "annotations": [], "categories"', "cannot be read"),
         ('["images", "annotations", "categories"' + "[" * 100_000, "cannot be read"),
         ('{"images": "annotations", "categories": 3}', "cannot be read"),
-        ('{"info": ' + "[" * 100_000 + ', "images annotations categories": "categories"', "cannot be read"),
+        ('{"info": ' + "[" * 100_000 + ', "images annotations categories": "categories"', "unknown kind"),
         ('{["images", "annotations", "categories"]: []}', "no images"),
         ('{"images": [], "annotations": [], "categories": []} 3', "cannot be read"),
         ('{"images": [], "annotations": [{} {}], "categories": []}', r"annotations\[0\]\.image_id: Field required"),

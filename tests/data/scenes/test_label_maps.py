@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from pathlib import Path
@@ -79,28 +78,12 @@ def test_camvids_own_colours_are_its_eleven_classes():
     ]
 
 
-def test_train_ids_are_the_classes_themselves():
-    city, stuff = of_published("a_gtFine_labelTrainIds.png"), of_published("000000000009_labelTrainIds.png")
-    for labels in (city, stuff):
-        mask = np.arange(len(labels.names), dtype=np.uint8)[None]
-        assert (labels.classes(mask, "m") == mask).all()
-    ids = of_published("a_gtFine_labelIds.png")
-    assert city.names == ids.names and city != ids
-
-
 def test_cityscapes_numbers_become_train_ids():
     every = np.arange(34, dtype=np.uint8)[None]
     found = of_published("a_gtFine_labelIds.png").classes(every, "m")[0].tolist()
     # The table of its scripts, written down by number.
     expected = [255] * 7 + [0, 1, 255, 255, 2, 3, 4, 255, 255, 255, 5, 255, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]
     assert found == [*expected, 255, 255, 16, 17, 18]
-
-
-def test_colours_of_voc_are_its_own():
-    colours = of_published("SegmentationClass/2007_000032.png").colours
-    known = {0: (0, 0, 0), 1: (128, 0, 0), 2: (0, 128, 0), 4: (0, 0, 128), 8: (64, 0, 0), 15: (192, 128, 128)}
-    assert {n: colours[n] for n in known} == known
-    assert colours[20] == (0, 64, 128) and len(set(colours)) == 21
 
 
 def test_names_are_those_of_the_values_that_are_not_ignored():
@@ -213,23 +196,3 @@ def test_what_is_outside_the_classes_is_named_with_the_most_frequent_first():
 def test_tables_that_cannot_be_meant_are_refused(make, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         make()
-
-
-def test_keys_tell_tables_apart():
-    made = [
-        numbered(NAMES),
-        numbered(NAMES, (4,)),
-        numbered(NAMES, colours=list(COLOURS.values())),
-        numbered((*NAMES[:3], "bus")),
-        from_palette(COLOURS),
-        from_palette(COLOURS, [(1, 1, 1)]),
-        from_palette(dict(zip(COLOURS, reversed(COLOURS.values()), strict=True))),
-    ]
-    assert len({repr(dataclasses.astuple(labels)) for labels in made}) == len(made)
-    assert repr(numbered(list(NAMES))) == repr(numbered(NAMES))
-
-
-def test_arrays_that_are_no_masks_are_a_programmers_mistake():
-    for mask in (np.zeros((2, 2), np.int64), np.zeros(4, np.uint8), np.zeros((2, 2, 4), np.uint8)):
-        with pytest.raises(ValueError, match="a mask of"):
-            numbered(NAMES).classes(mask, "m")

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scene_sets
-from PIL import Image
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
@@ -49,7 +48,6 @@ def published(classes: str, place: int = 0) -> Labels:
         (scene_sets.ade20k, "ADE20K", "ADE_{part}_{n:08d}.jpg", published("ade20k")),
         (scene_sets.coco_stuff, "COCO-Stuff", "{p}{n:011d}.jpg", published("coco_stuff")),
         (scene_sets.listed, "image list", "data/{part}/p{n:03d}.jpg", None),
-        (scene_sets.parquet, "parquet", "row {n}", None),
     ],
 )
 def test_every_layout_gives_its_pictures_in_order_each_with_its_own_mask(tmp_path, write, kind, ids, labels, part):
@@ -101,16 +99,6 @@ def test_camvid_with_its_own_colours(tmp_path):
     source = open_scenes(f"{tmp_path}#train")
     assert (source.kind, source.labels) == ("CamVid", published("camvid", 1))
     assert (scene_sets.classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
-
-
-def test_a_list_of_a_published_set_has_its_classes(tmp_path):
-    scene_sets.cityscapes(tmp_path)
-    rows = []
-    for n in range(2):
-        name = f"train/trainburg/trainburg_{n:06d}_000019"
-        rows.append((f"leftImg8bit/{name}_leftImg8bit.png", f"gtFine/{name}_gtFine_labelIds.png"))
-    source = open_scenes(str(scene_sets.write_list(tmp_path / "train.txt", rows)))
-    assert (source.kind, source.labels) == ("image list", published("cityscapes"))
 
 
 def test_masks_of_one_folder_without_splits(tmp_path):
@@ -178,12 +166,6 @@ def test_names_that_no_table_could_hold_are_refused(tmp_path):
     ]
 
 
-def test_what_is_no_picture_may_have_any_name(tmp_path):
-    scene_sets.folders(tmp_path, splits=())
-    (tmp_path / "masks" / os.fsdecode(b"\xff.txt")).write_text("notes")
-    assert open_scenes(str(tmp_path)).left_out == (r"1 file of another kind: \xff.txt",)
-
-
 @pytest.mark.parametrize("kind", ["nowhere", "folder", "pipe"])
 def test_a_picture_and_a_mask_that_are_no_files_are_refused_by_name(tmp_path, kind, cache):
     scene_sets.folders(tmp_path, splits=())
@@ -238,37 +220,20 @@ def test_a_set_laid_out_as_a_published_one_does_not_get_its_names(tmp_path):
 
 def test_names_beside_the_folders(tmp_path):
     root = scene_sets.folders(tmp_path / "numbers")
-    (root / "names.json").write_text('["sky", "road", "tree", "car"]')
+    file = root / "names.json"
+    file.write_text('["sky", "road", "tree", "car"]')
     source = open_scenes(f"{root}#train")
-    assert source.labels == LABELS and root / "names.json" in source.files
-    root = tmp_path / "colours"
-    for n in range(2):
-        picture, mask = scene_sets.scene(n, ignored=False)
-        scene_sets.put(root / "images" / f"{n}.jpg", picture)
-        scene_sets.put(root / "masks" / f"{n}.png", scene_sets.coloured(mask))
-    (root / "names.json").write_text(
-        '{"sky": [70, 130, 180], "road": [128, 64, 128], "tree": [0, 128, 0], "car": [200, 0, 0]}'
-    )
-    source = open_scenes(str(root))
-    assert source.labels == from_palette(scene_sets.palette())
-    assert (scene_sets.classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
+    assert source.labels == LABELS and file in source.files
+    file.write_text('{"sky": [70, 130, 180], "road": [128, 64, 128], "tree": [0, 128, 0], "car": [200, 0, 0]}')
+    assert open_scenes(f"{root}#train").labels == from_palette(scene_sets.palette())
     for text, said in (
-        ("{", ""),
-        ("3", ""),
-        ("[1]", ""),
-        ('["sky"]', "1 classes; 2 to 255"),
-        ('{"sky": [1, 2]}', ""),
-        ('{"sky": [1, 2, 300], "b": [1, 1, 1]}', r"colour \[1, 2, 300\]"),
-        ('{"sky": [1, 2, "3x"], "b": [1, 1, 1]}', ""),
-        ("[" * 100_000, ""),
-        ('["leaf", "leaf"]', "two classes with the same name: leaf"),
-        (json.dumps([f"c{n}" for n in range(300)]), "300 classes; 2 to 255"),
-        ('["a", "\\u0000"]', "the name of a class is"),
+        ("{", ""), ("3", ""), ("[1]", ""), ('["sky"]', "1 classes; 2 to 255"), ('{"sky": [1, 2]}', ""),
+        ('{"sky": [1, 2, "3x"], "b": [1, 1, 1]}', ""), ("[" * 100_000, ""),
         (" " * 1_100_000, "at most 1048576: names of classes"),
-    ):
-        (root / "names.json").write_text(text)
+    ):  # fmt: skip
+        file.write_text(text)
         with pytest.raises(UserError, match=rf"names\.json.*{said}"):
-            open_scenes(str(root))
+            open_scenes(f"{root}#train")
     # It comes before what the names of files say.
     root = scene_sets.cityscapes(tmp_path / "city")
     (root / "names.json").write_text(json.dumps([f"c{n}" for n in range(13)]))
@@ -345,7 +310,7 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
         "10: data/train/gone.png does not exist",
         f"11: '../secret.png,{first}",
         f"12: '/etc/passwd,{first}",
-        "13: data/train/p000.jpg, the image of line 2",
+        "13: data/train/p000.jpg, the image of an earlier line",
         "14: 'data/train/p003.jpg'; image,label is needed",
         "15: 'data/train/p003.jpg,data/train/p003.png,3'; image,label is needed",
         "16: 'data/train/p004.jpg,../set/data/train/p004.npy' is a path outside of the root",
@@ -361,8 +326,7 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
     [
         (b"", "no lines"),
         (b"image,label\n", "no lines"),
-        (b"\xff\xfe\x00", "after line 0: cannot be read"),
-        (b"a.png,b.png\n" + b"x" * 9000, "line 2: more than 8000 characters"),
+        (b"\xff\xfe\x00", "cannot be read"),
         (b'"a.png,b.png\n', "cannot be read"),
     ],
 )
@@ -399,7 +363,8 @@ def _in_a_circle(root: Path) -> None:
         (lambda root: None, "sample:faces", "no built-in set of scenes"),
         (lambda root: None, "x" * 5000, "cannot be read"),
         (lambda root: [(root / n).mkdir() for n in ("images", "masks")], ".", "unknown layout, or without images"),
-        (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet", "cannot be read"),
+        (lambda root: (root / "a.parquet").write_bytes(b"PAR1"), "a.parquet", "unknown kind"),
+        (lambda root: None, "hf://owner/name", "a set of the hub"),
         (_twice, ".", "1 pair of files with the same name: p001.jpg and p001.png"),
         (
             lambda root: [scene_sets.folders(root, splits=(), masks=name) for name in ("masks", "labels")],
@@ -430,17 +395,15 @@ def test_the_drawn_set(tmp_path, monkeypatch):
 # Packing.
 
 
-@pytest.mark.parametrize("write", [scene_sets.camvid, scene_sets.parquet])
-def test_pictures_are_packed_in_the_order_of_the_scenes(tmp_path, monkeypatch, write):
+def test_pictures_are_packed_in_the_order_of_the_scenes(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path / "cache"))
-    place = write(tmp_path / "set")
+    place = scene_sets.camvid(tmp_path / "set")
     for part, count in (("train", 6), ("val", 3)):
         source = open_scenes(str(place), part)
         packed = import_images.pack_once(source.pictures(), None)
         assert len(packed) == count and packed.ids() == source.ids()
         for n, scene in enumerate(source.scenes):
-            data = scene.image if isinstance(scene.image, bytes) else scene.image.read_bytes()
-            assert (packed.picture(n) == image_decode.decode(data, "")).all()
+            assert (packed.picture(n) == image_decode.decode(scene.image.read_bytes(), "")).all()
 
 
 def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypatch):
@@ -456,20 +419,3 @@ def test_a_mask_that_changes_does_not_pack_the_pictures_again(tmp_path, monkeypa
     assert place / "trainannot" / "p000.png" in files
     scene_sets.put(place / "train" / "p000.png", scene_sets.scene(99)[0])
     assert packed() != before
-
-
-def test_camvid_itself(shared):
-    counts = np.zeros(256, np.int64)
-    for part, count in (("train", 110), ("val", 30)):
-        source = open_scenes(f"{shared / 'seg_camvid'}#{part}")
-        assert (source.kind, len(source), source.left_out) == ("CamVid", count, ())
-        assert source.labels == published("camvid")
-        for scene in source.scenes[::10]:
-            found = scene_sets.classes_of(scene, source.labels)
-            assert found.shape == header(scene)[0] == (360, 480)
-            raw = np.asarray(Image.open(scene.mask))
-            assert (found == np.where(raw == 11, 255, raw)).all()
-            counts += np.bincount(found.ravel(), minlength=256)
-    # Road and building are most of every street, and something is never labelled.
-    assert set(np.flatnonzero(counts)) == {*range(11), 255} and counts[[1, 3]].sum() > 0.4 * counts.sum()
-    assert os.path.basename(source.ids()[0]).endswith(".png")

@@ -198,13 +198,6 @@ def test_values_count_as_classes_where_nothing_names_them(root):
         opened(root, names=None)
 
 
-def test_a_set_of_one_value_is_no_set_of_classes(root):
-    for n in range(3):
-        put_mask(root, f"p{n:03d}", np.zeros(scene_sets.SIZE), "val")
-    found = verify.verify(f"{root}#val")
-    assert len(found) == 1 and "1 value in its masks; expected those of 2 to 255 classes" in found[0]
-
-
 def test_published_layouts_are_read_with_their_classes(tmp_path):
     for name in ("cityscapes", "ade20k", "coco_stuff"):
         place = getattr(scene_sets, name)(tmp_path / name)
@@ -215,13 +208,6 @@ def test_published_layouts_are_read_with_their_classes(tmp_path):
     scene_sets.put(file, np.full(scene_sets.SIZE, 34, np.uint8))
     found = [line for line in verify.verify(tmp_path / "cityscapes") if not line.startswith("warning: ")]
     assert len(found) == 1 and "34 (768 pixels of 1)" in found[0]
-
-
-def test_tables_are_read_too(tmp_path):
-    place = scene_sets.parquet(tmp_path / "set", (5, 2))
-    assert verify.verify(place, names=NAMES) == []
-    lines = verify.described(place, names=NAMES)
-    assert [line.split()[-1] for line in lines if line.startswith("  images ")] == ["5", "2"]
 
 
 def test_a_set_is_described_by_its_pixels(root):
@@ -266,8 +252,3 @@ def test_only_what_has_a_layout_holds_scenes(root, tmp_path):
     (tmp_path / "packed/manifest.json").write_text("{}")
     for place in ("folder", "packed", "nothing"):
         assert not verify.holds_scenes(tmp_path / place)
-
-
-@pytest.mark.slow
-def test_camvid_is_well(shared):
-    assert verify.verify(shared / "seg_camvid") == []

@@ -5,8 +5,8 @@ share. The distance is that from the centre of a pixel to the nearest point of t
 straight boundary. So it belongs to the image and not to its grid: seen at twice the size it is twice as large,
 mirrored it is mirrored, and a crop of the map is the map of the crop but for boundaries that were cut away.
 
-What a folder of such maps was made of stands in its name and in its manifest: the digest of the masks and the settings.
-Both are compared whenever it is opened, so maps of other masks are never taken for theirs.
+What a folder of such maps was made of, the digest of the masks and the settings, stands in its name and in its
+manifest, and is compared when it is opened: maps of other masks are never taken for theirs.
 
 A map of 480 x 360 (CamVid) takes 27 ms to compute and 19 kB to keep, and is read in 0.5 ms; one of 2048 x 1024 takes
 0.4 s and is read in 5 ms (one core of a server).
@@ -18,24 +18,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
 from trainkit.data import cache
 from trainkit.data.cache import Progress
-from trainkit.data.rows.row_files import REBUILD, Form, Layout, is_text
+from trainkit.data.rows.row_files import REBUILD, Form, Layout
 from trainkit.data.rows.writer import Writer
-from trainkit.data.scenes import map_store
-from trainkit.data.scenes.map_store import CompressedMaps
+from trainkit.data.scenes import mask_store
+from trainkit.data.scenes.mask_store import MAP_COLUMNS, CompressedMaps, PackedMasks
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError
 from trainkit.files import Json
 from trainkit.interfaces import IGNORED
-
-if TYPE_CHECKING:
-    from trainkit.data.scenes.mask_store import PackedMasks
 
 FORMAT = "trainkit-distances"
 VERSION = 1
@@ -104,13 +101,7 @@ class Distances(CompressedMaps):
     """The distance maps of a set of masks, opened for reading."""
 
     FORM = Form(FORMAT, VERSION, "a folder of distance maps")
-    ENTRIES: ClassVar = {"of": is_text, "settings": lambda settings: _is_settings(settings)}
     IDENTITY = ("rows", "of", "settings")
-
-    @property
-    def of(self) -> str:
-        """Digest of the masks that these are the maps of."""
-        return self.manifest["of"]
 
     @property
     def cap(self) -> float:
@@ -127,15 +118,7 @@ class Distances(CompressedMaps):
     @classmethod
     def layout(cls, manifest: Mapping[str, Json]) -> Layout:
         """Return the columns of maps."""
-        return map_store.COLUMNS
-
-
-def _is_settings(settings: Json) -> bool:
-    return isinstance(settings, dict) and isinstance(cap := settings.get("cap"), float) and settings == _settings(cap)
-
-
-def _settings(cap: float) -> dict[str, Json]:
-    return {"cap": cap, "ignored": "no"}
+        return MAP_COLUMNS
 
 
 def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
@@ -144,25 +127,25 @@ def distances_once(masks: PackedMasks, settings: Distance) -> Distances:
     Raises UserError where the ones that are there are damaged, or are not those of the masks.
     """
     cap = settings.cap
+    of: dict[str, Json] = {"rows": len(masks), "of": masks.digest, "settings": {"cap": cap, "ignored": "no"}}
 
     def one(row: int) -> dict[str, object]:
         # Half-steps go up.
         levels = np.floor(from_mask(masks.mask(row), cap) / np.float32(STEP) + np.float32(0.5))
-        return map_store.packed(levels.astype(np.uint8))
+        return mask_store.packed(levels.astype(np.uint8))
 
     def make(folder: Path, on_progress: Progress) -> None:
-        with Writer(folder, map_store.COLUMNS) as writer:
+        with Writer(folder, MAP_COLUMNS) as writer:
             for row in each(one, range(len(masks)), threads()):
                 writer.add(row)
                 on_progress(writer.rows, len(masks))
-            writer.publish(Distances, {"rows": len(masks), "of": masks.digest, "settings": _settings(cap)})
+            writer.publish(Distances, of)
 
-    key, what = (
-        cache.key([FORMAT, VERSION, masks.digest, _settings(cap)], ()),
-        f"computing distance maps of {masks.path}",
-    )
+    key, what = cache.key([FORMAT, VERSION, masks.digest, of["settings"]], ()), f"computing distances of {masks.path}"
     found = cache.pack_once(key, Distances, make, what, "mask")
-    if found.of != masks.digest or found.cap != cap or not np.array_equal(found.shapes, masks.shapes):
-        wrong = f"distances up to {found.cap} of masks {found.of[:12]}"
+    if any(found.manifest.get(name) != value for name, value in of.items()):
+        wrong = "distances of other masks, or with other settings"
         raise UserError(str(found.path), wrong, f"up to {cap} of {masks.digest[:12]}, {masks.path}", REBUILD)
+    if not np.array_equal(found.shapes, masks.shapes):
+        raise found.damaged("rows.arrow", "shapes that are not those of the masks")
     return found

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainkit.data.leakage import repeats
-from trainkit.data.scenes.lost_objects import Objects
+from trainkit.data.scenes.lost_classes import Losses
 from trainkit.errors import few
 
 _MUCH = 0.5
@@ -20,17 +20,17 @@ def oddities(
     counts: np.ndarray,
     prints: np.ndarray,
     masks: np.ndarray,
-    objects: Objects,
+    losses: Losses,
 ) -> Iterator[str]:
     """Yield sentences about what is odd but usable in a set of n images, called `ids`.
 
     `names` are those of the classes; `counts`, int64 (n, classes + 1), the pixels of each class and last of those
-    without one; `prints` and `masks`, uint64 (n,), fingerprints of images and masks; `objects` what is left of the
-    objects in the masks.
+    without one; `prints` and `masks`, uint64 (n,), fingerprints of images and masks; `losses` what is left of
+    the annotations.
     """
     if not len(ids):
         return
-    yield from objects.lost
+    yield from losses.lost
     if absent := [name for name, pixels in zip(names, counts.sum(0), strict=False) if not pixels]:
         yield f"{len(absent)} of {len(names)} classes have no pixel: {few(absent, 20)}"
     there = (counts[:, :-1] > 0).sum(1)

@@ -10,7 +10,7 @@ Format: Lin et al., "Microsoft COCO: Common Objects in Context", ECCV 2014, and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -37,8 +37,6 @@ POINTS = 1 << 17
 """Most points of the outline of an object."""
 
 _EXPECTED = "masks in COCO's JSON"
-_FEW = 8
-"""Pixels of the shorter side up to which coordinates from 0 to 1 may be pixels."""
 
 
 def _points(numbers: list[float]) -> np.ndarray:
@@ -177,7 +175,14 @@ def read(file: Path) -> Read:
             raise ValueError(f"no {'annotations' if images else 'images'}")
         names = _classes(categories, {entry.category_id for _, entry in objects})
         labels = label_maps.numbered(["background", *names.values()])
-        found = _outlines(objects, images, {id: number for number, id in enumerate(names, start=1)})
+        numbers = {id: number for number, id in enumerate(names, start=1)}
+        found: dict[int | str, list[Outline]] = {id: [] for id in images}
+        for where, entry in objects:
+            if entry.image_id not in images or entry.category_id not in numbers:
+                ids = f"image {entry.image_id!r} and category {entry.category_id!r}"
+                raise ValueError(f"{where} is of {ids}, not known ids")
+            found[entry.image_id].append(_outline(entry, numbers[entry.category_id], images[entry.image_id], where))
+        _check_pixels([outline for some in found.values() for outline in some])
     except ValueError as error:
         raise UserError(str(file), str(error)[:300], _EXPECTED) from None
     masks: dict[str, CocoMask] = {}
@@ -208,45 +213,30 @@ def _classes(categories: Mapping[int | str, _Category], used: Collection[int | s
     return {id: categories[id].name for id in ordered if id in used or categories[id].name not in above}
 
 
-def _outlines(
-    objects: Iterable[tuple[str, _Annotation]], images: Mapping[int | str, _Image], numbers: Mapping[int | str, int]
-) -> dict[int | str, list[Outline]]:
-    """Return the objects of each image. Raises ValueError where most have coordinates from 0 to 1."""
-    found: dict[int | str, list[Outline]] = {id: [] for id in images}
-    polygons = shares = 0
-    for where, entry in objects:
-        if entry.image_id not in images or entry.category_id not in numbers:
-            raise ValueError(
-                f"{where} is of image {entry.image_id!r} and category {entry.category_id!r}, not known ids"
-            )
-        size = [images[entry.image_id].height, images[entry.image_id].width]
-        outline = _outline(entry, IGNORED if entry.iscrowd else numbers[entry.category_id], size, where)
-        found[entry.image_id].append(outline)
-        if outline.polygons and not outline.is_box:
-            polygons += 1
-            shares += min(size) > _FEW and all(((points >= 0) & (points <= 1)).all() for points in outline.polygons)
-    if 2 * shares > polygons:
-        raise ValueError(
-            f"{shares} of {number_of(polygons, 'outlines')} with coordinates from 0 to 1; pixels are needed: multiply "
-            "them by the width and height of their image"
-        )
-    return found
-
-
-def _outline(entry: _Annotation, number: int, size: list[int], where: str) -> Outline:
-    shape = entry.segmentation
+def _outline(entry: _Annotation, number: int, image: _Image, where: str) -> Outline:
+    """Return the outline of an object of class `number`. Raises ValueError for one that its image cannot have."""
+    shape, number = entry.segmentation, IGNORED if entry.iscrowd else number
     if isinstance(shape, _Runs):
-        if shape.size not in (None, size):
-            raise ValueError(f"{where}.segmentation.size is {shape.size}; its image has {size}, height and width")
+        if shape.size not in (None, [image.height, image.width]):
+            size = f"{[image.height, image.width]}, height and width"
+            raise ValueError(f"{where}.segmentation.size is {shape.size}; its image has {size}")
         return Outline(number, runs=shape.counts if isinstance(shape.counts, str) else np.array(shape.counts, np.int64))
-    box: list[float] = list(entry.bbox or ())
-    if not shape and len(box) == 4:
+    if not shape and len(box := list(entry.bbox or ())) == 4:
         x, y, width, height = box
         corners = np.array([[x, y], [x + width, y], [x + width, y + height], [x, y + height]])
         return Outline(number, (corners,) if width > 0 and height > 0 else (), is_box=True)
     if (count := sum(map(len, shape or ()))) > POINTS:
         raise ValueError(f"{where}.segmentation has {count} points; {POINTS} at most are allowed")
     return Outline(number, tuple(np.asarray(points) for points in shape or () if len(points) > 2))
+
+
+def _check_pixels(outlines: Sequence[Outline]) -> None:
+    """Raise ValueError where most outlines have coordinates from 0 to 1: shares of the sides of their images."""
+    drawn = [one for one in outlines if one.polygons and not one.is_box]
+    shares = sum(all(((points >= 0) & (points <= 1)).all() for points in one.polygons) for one in drawn)
+    if 2 * shares > len(drawn):
+        found = f"{shares} of {number_of(len(drawn), 'outlines')} with coordinates from 0 to 1"
+        raise ValueError(f"{found}; pixels are needed: multiply them by the width and height of their image")
 
 
 def image_root(file: Path, names: Sequence[str], root: Path | None = None) -> Path:

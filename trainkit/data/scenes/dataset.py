@@ -47,13 +47,9 @@ class Scenes:
 
     train: str
     """Training set: a list of images and masks (`.txt`, `.csv`), folders of images and masks, COCO JSON, the layout of
-    CamVid or Cityscapes, a table, `hf://owner/name#split`, or `sample:scenes`."""
+    CamVid or Cityscapes, or `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`."""
-    columns: dict[Literal["image", "mask", "split", "name"], str] = field(
-        default_factory=dict, metadata={"hash": "set"}
-    )
-    """Columns of a table, where their names are not recognised: `{image: image, mask: classes}`."""
     root: str | None = None
     """Folder at which the paths in a list begin. null: the folder of the list."""
     names: list[str] | None = None
@@ -138,7 +134,7 @@ class Scenes:
         # All are found before the first is packed: a misspelt path should not show after half an hour.
         found: dict[str, tuple[SceneSource, Labels]] = {}
         for name, place in {"train": self.train, **self.evaluate}.items():
-            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root, self.columns)
+            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", self.root)
             found[name] = source, self.agreed(key(name), source, found["train"][1] if found else None)
         packed = {name: self._packed(name, *one) for name, one in found.items()}
         for name, one in packed.items():
@@ -202,7 +198,7 @@ class Scenes:
         masks = mask_store.pack_masks_once(source, labels, self.size)
         pixels, place = np.asarray(masks.counts).sum(0), f"{key(name)} ({source.where})"
         numbers = not labels.coloured and not source.is_painted
-        if error := masks.objects.error(place, masks.names, pixels, train=name == "train", numbers=numbers):
+        if error := masks.losses.error(place, masks.names, pixels, train=name == "train", numbers=numbers):
             raise error
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():
@@ -244,7 +240,7 @@ class Scenes:
         for name, one in packed.items():
             masks, pictures = one.masks, np.asarray(one.pictures.contents())
             counts, prints = np.asarray(masks.counts), np.asarray(masks.fingerprints)
-            odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.objects)
+            odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.losses)
             yield from (f"{key(name)}: {text}" for text in odd)
 
 

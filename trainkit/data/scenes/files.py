@@ -36,11 +36,10 @@ class Scene:
     """One image of a source and its mask."""
 
     id: str
-    """Its name in the source: the path of the image below its folder, or a row. No two of a source are alike."""
-    image: Path | bytes
-    """A file, or the bytes of one."""
-    mask: Path | bytes | CocoMask
-    """Likewise, or the outlines of objects."""
+    """Its name in the source: the path of the image below its folder. No two of a source are alike."""
+    image: Path
+    mask: Path | CocoMask
+    """A file, or the outlines of objects."""
     where: str
     """Its place in words, for messages."""
 
@@ -53,9 +52,9 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     damaged, too large, animated, or of another format.
     """
     where = mask_where(scene)
-    if not isinstance(scene.mask, Path | bytes):
+    if not isinstance(scene.mask, Path):
         return scene.mask.painted().classes
-    data = _bytes(scene.mask, where)
+    data = image_decode.read(scene.mask, where)
     if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
         found = "a JPEG or WebP file, whose compression changes values"
         raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
@@ -96,7 +95,7 @@ def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> tuple[
     """
     where = mask_where(scene)
     try:
-        painted = None if isinstance(scene.mask, Path | bytes) else scene.mask.painted()
+        painted = None if isinstance(scene.mask, Path) else scene.mask.painted()
         stored = read_mask(scene, labels.coloured) if painted is None else painted.classes
         classes = labels.classes(stored, where)
     except UserError as error:
@@ -110,18 +109,12 @@ def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> tuple[
 
 def mask_where(scene: Scene) -> str:
     """Return the place of the mask of a scene in words, for messages."""
-    if not isinstance(scene.mask, Path | bytes):
-        return scene.mask.where
-    return str(scene.mask) if isinstance(scene.mask, Path) else f"{scene.where}, its mask"
+    return str(scene.mask) if isinstance(scene.mask, Path) else scene.mask.where
 
 
 def picture_bytes(scene: Scene) -> bytes:
     """Return the file of the image of a scene. Raises UserError where it cannot be read."""
-    return _bytes(scene.image, scene.where)
-
-
-def _bytes(file: Path | bytes, where: str) -> bytes:
-    return image_decode.read(file, where) if isinstance(file, Path) else file
+    return image_decode.read(scene.image, scene.where)
 
 
 def header(scene: Scene) -> tuple[tuple[int, int], int]:

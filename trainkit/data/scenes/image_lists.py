@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainkit.data import folders
 from trainkit.data.folders import Listing, listed_path
 from trainkit.data.formats.image_decode import SUFFIXES
 from trainkit.data.scenes import coco
@@ -22,11 +23,9 @@ from trainkit.errors import UserError, few, listing, number_of
 LIST_LIMIT = 256 << 20
 """Largest list, in bytes."""
 
-LINE_LIMIT = 8_000
-"""Longest line of one, in characters."""
-
 _IMAGES, _LABELS = ("image", "img", "images"), ("label", "mask", "annotation")
 """Cells of a first line that only says what the others hold."""
+_EXPECTED = "an image and its mask per line: image,label"
 
 
 def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
@@ -38,19 +37,17 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
     if not root.is_dir():
         raise UserError(str(root), "no folder", "the folder where the paths of the list begin", "set data.root")
     there, annotations = Listing(root), _Annotations(root)
-    scenes: list[Scene] = []
+    scenes: dict[str, Scene] = {}
     errors: list[str] = []
-    first: dict[str, int] = {}
     for number, cells in _lines(file):
-        if not first and not errors and len(cells) == 2 and cells[0] in _IMAGES and cells[1] in _LABELS:
+        if not scenes and not errors and len(cells) == 2 and cells[0] in _IMAGES and cells[1] in _LABELS:
             continue
         try:
             image, label = _paths(cells, there)
-            if image in first:
-                raise ValueError(f"{image[:200]}, the image of line {first[image]}")
-            first[image] = number
+            if image in scenes:
+                raise ValueError(f"{image[:200]}, the image of an earlier line")
             mask = annotations.mask(image, label) if label.endswith(".json") else root / label
-            scenes.append(Scene(image, root / image, mask, f"{file}, line {number} ({image[:200]})"))
+            scenes[image] = Scene(image, root / image, mask, f"{file}, line {number} ({image[:200]})")
         except ValueError as error:
             errors.append(f"line {number}: {error}")
     if errors:
@@ -58,8 +55,19 @@ def read(file: Path, root: Path) -> tuple[list[Scene], Labels | None]:
         remedy = f"correct them; paths begin at {root} (data.root changes that)"
         raise UserError(str(file), f"{found}{listing(errors, 20)}\n", remedy=remedy)
     if not scenes:
-        raise UserError(str(file), "no lines", "an image and its mask per line: image,label")
-    return scenes, annotations.labels
+        raise UserError(str(file), "no lines", _EXPECTED)
+    return list(scenes.values()), annotations.labels
+
+
+def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of the lines of a list that are not empty, with their numbers from 1."""
+    number = 0
+    try:
+        for number, line in enumerate(folders.read_text(file, LIST_LIMIT, _EXPECTED).split("\n"), start=1):
+            if line.strip():
+                yield number, [cell.strip() for cell in next(csv.reader([line.strip()], strict=True))]
+    except csv.Error as error:
+        raise UserError(f"{file}, line {number}", f"cannot be read ({error})", _EXPECTED) from None
 
 
 def _paths(cells: list[str], there: Listing) -> tuple[str, str]:
@@ -102,21 +110,3 @@ class _Annotations:
         if (mask := self._masks[name].get(self.root / image)) is None:
             raise ValueError(f"{image[:200]} is not in its JSON")
         return mask
-
-
-def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines of a list that are not empty, with their numbers from 1."""
-    if (size := file.stat().st_size) > LIST_LIMIT:
-        raise UserError(str(file), f"{size} bytes", f"at most {LIST_LIMIT}")
-    number = 0
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            while line := stream.readline(LINE_LIMIT + 1):
-                number += 1
-                if len(line) > LINE_LIMIT:
-                    raise UserError(f"{file}, line {number}", f"more than {LINE_LIMIT} characters", "image,label")
-                if line.strip():
-                    yield number, [cell.strip() for cell in next(csv.reader([line.strip()], strict=True))]
-    except (ValueError, csv.Error) as error:
-        text = " ".join(str(error).split())[:200]
-        raise UserError(f"{file}, after line {number}", f"cannot be read ({text})", "a list in UTF-8") from None

@@ -7,17 +7,15 @@ of two that overlap is on top; of two of one area the later one. Pixels that no 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED
-
-BOX, THIN, OUTSIDE, SMALL = "with a box and no outline", "without an area", "outside of the image", "below a pixel"
-"""Why an object is not seen as what it is."""
 
 CROSSINGS = 1 << 20
 """Most rows that the edges of a polygon may cross together, 0.1 s of painting: more is no outline."""
@@ -27,8 +25,6 @@ MEMORY = 1 << 30
 
 _RUN_TEXT = 7
 """Most characters of a run length: an image has less than 2^30 pixels."""
-
-_NO_AREA = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,76 +41,66 @@ class Outline:
     """True where the polygon is only a box around the object: its pixels are of no class."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Region:
-    """Pixels of one object in a rectangle of an image."""
+class _Region(NamedTuple):
+    """Pixels of one object in a rectangle of an image; none where `bits` is empty."""
 
     of: int
-    fate: str
+    """Class of its pixels."""
     top: int = 0
     left: int = 0
     area: int = 0
     size: tuple[int, int] = (0, 0)
     bits: bytes = b""
 
-    @property
-    def number(self) -> int:
-        """Class of the pixels."""
-        return IGNORED if self.fate == BOX else self.of
 
-
-@dataclass(frozen=True, eq=False)
-class Painted:
+class Painted(NamedTuple):
     """A mask, and what it was painted from."""
 
     classes: np.ndarray
     """uint8 (height, width)."""
-    on_top: np.ndarray
-    """Place, from 1 on, of the object that is seen at each pixel, and 0 where there is none: (height, width)."""
-    objects: tuple[tuple[int, str], ...]
-    """Class of each object, and why it is not seen as what it is, whatever lies on it; nothing where it is."""
+    objects: tuple[int, ...]
+    """Class of each object that has one."""
+    unseen: int
+    """How many of these have no pixel of their class in the image, whatever lies on them: outlines without an area,
+    outside of the image or between the centres of pixels, and boxes without an outline."""
 
 
-def paint(size: tuple[int, int], outlines: Iterable[Outline], where: str) -> Painted:
+def paint(size: tuple[int, int], outlines: Sequence[Outline], where: str) -> Painted:
     """Paint outlines on a mask of `size` (height, width).
 
     Raises UserError for one that cannot be painted, and where their regions take more than `MEMORY`.
     """
-    kept: list[_Region] = []
+    regions: list[_Region] = []
     used = 0
     for outline in outlines:
         try:
-            kept.append(_region(outline, size))
+            regions.append(_region(outline, size))
         except ValueError as error:
             raise UserError(where, str(error), "an outline of the image's size") from None
-        used += len(kept[-1].bits)
+        used += len(regions[-1].bits)
         if used > MEMORY:
             raise UserError(where, f"more than {MEMORY >> 20} MB of regions in one mask", "fewer or smaller ones")
-    kept.sort(key=lambda region: (region.number != IGNORED, -region.area))
-    classes, on_top = np.zeros(size, np.uint8), np.zeros(size, np.min_scalar_type(len(kept)))
-    for place, region in enumerate(kept, start=1):
+    classes = np.zeros(size, np.uint8)
+    for region in sorted(regions, key=lambda region: (region.of != IGNORED, -region.area)):
         height, width = region.size
         bits = np.unpackbits(np.frombuffer(region.bits, np.uint8), count=height * width)
         covered = bits.reshape(height, width).view(bool)
-        rows, columns = slice(region.top, region.top + height), slice(region.left, region.left + width)
-        classes[rows, columns][covered] = region.number
-        on_top[rows, columns][covered] = place
-    return Painted(classes, on_top, tuple((region.of, region.fate) for region in kept))
+        classes[region.top : region.top + height, region.left : region.left + width][covered] = region.of
+    known = [(one, region) for one, region in zip(outlines, regions, strict=True) if one.of != IGNORED]
+    unseen = sum(region.of != one.of or not region.area for one, region in known)
+    return Painted(classes, tuple(one.of for one, _ in known), unseen)
 
 
 def _region(outline: Outline, size: tuple[int, int]) -> _Region:
+    of = IGNORED if outline.is_box else outline.of
     if outline.runs is not None:
-        covered, low, fate = decode_runs(outline.runs, size), np.zeros(2, int), THIN
+        covered, low = decode_runs(outline.runs, size), np.zeros(2, int)
     elif outline.polygons:
         covered, low = _filled(outline.polygons, size)
-        fate = _reason(outline.polygons, size)
     else:
-        return _Region(outline.of, THIN)
-    if not covered.any():
-        return _Region(outline.of, BOX if outline.is_box else fate)
+        return _Region(of)
     area, shape = int(np.count_nonzero(covered)), (covered.shape[0], covered.shape[1])
-    fate = BOX if outline.is_box else ""
-    return _Region(outline.of, fate, int(low[1]), int(low[0]), area, shape, np.packbits(covered).tobytes())
+    return _Region(of, int(low[1]), int(low[0]), area, shape, np.packbits(covered).tobytes()) if area else _Region(of)
 
 
 def decode_runs(runs: str | np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -160,16 +146,6 @@ def _filled(polygons: Sequence[np.ndarray], size: tuple[int, int]) -> tuple[np.n
     for polygon in polygons:
         covered |= fill(polygon - low, (height, width))
     return covered, low
-
-
-def _reason(polygons: Sequence[np.ndarray], size: tuple[int, int]) -> str:
-    """Return why polygons cover no pixel of an image of `size` (height, width), if they cover none."""
-    areas = (np.dot(p[:, 0], np.roll(p[:, 1], -1)) - np.dot(p[:, 1], np.roll(p[:, 0], -1)) for p in polygons)
-    if all(abs(area) < _NO_AREA for area in areas):
-        return THIN
-    points = np.concatenate(polygons)
-    outside = (points.max(0) <= 0).any() or (points.min(0) >= size[::-1]).any()
-    return OUTSIDE if outside else SMALL
 
 
 def fill(polygon: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -7,7 +7,6 @@
 | `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   |
 | or above them, or not at all; `leftImg8bit`, `gtFine`             |                           |
 | `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     |
-| parquet, a saved set, `hf://owner/name`, masks in a second column | its own                   |
 | `sample:scenes`                                                   | `#train`, `#val`          |
 
 Classes are named by the set's JSON, by `names.json` in its folder, by the names of all mask files where these are of a
@@ -26,12 +25,11 @@ from pathlib import Path
 
 from trainkit.data import folders, hub, source_splits, sources
 from trainkit.data.formats.image_decode import is_called_picture
-from trainkit.data.record import Columns, Record, Source
-from trainkit.data.scenes import coco, image_lists, label_maps, table_scenes
+from trainkit.data.record import Record, Source
+from trainkit.data.scenes import coco, image_lists, label_maps
 from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.table_scenes import TableScenes
 from trainkit.errors import UserError, few, number_of
 from trainkit.paths import locate
 
@@ -50,11 +48,12 @@ _BESIDE = ("annot", "_annot", "_labels", "_masks")
 
 KNOWN = """\
 a list of `image,label` a line (.txt, .csv); masks in COCO's JSON; folders train and trainannot; images and masks; \
-leftImg8bit and gtFine (Cityscapes); parquet"""
+leftImg8bit and gtFine (Cityscapes)"""
 
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img)", re.IGNORECASE)
 _MASK_TAIL = re.compile(r"(.+?)[_-]((gtFine_)?(labelIds|labelTrainIds)|labels?|masks?|seg|gt|L)", re.IGNORECASE)
 _CITYSCAPES_ENDS = ("_gtFine_labelIds.png", "_gtFine_labelTrainIds.png")
+_FOLDERS = "folders of images and masks"
 
 
 @dataclass(frozen=True)
@@ -64,17 +63,14 @@ class SceneSource:
     kind: str
     """The layout, in words."""
     where: str
-    scenes: Sequence[Scene]
-    """In the order of their names, or of the list or table. Those of a table are read as they are asked for: go through
-    them in turn, and hold on to none."""
+    scenes: tuple[Scene, ...]
+    """In the order of their names, or of the list."""
     labels: Labels | None
     """Content of its masks, if the set defines it."""
     files: tuple[Path, ...]
-    """Files and settings it is made of, to detect changes."""
+    """Files it is made of, to detect changes."""
     left_out: tuple[str, ...] = ()
     """Sentences about what is there and not used, with counts."""
-    columns: tuple[tuple[str, str], ...] = ()
-    """Columns of a table that the user assigned."""
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -82,11 +78,11 @@ class SceneSource:
     @property
     def is_painted(self) -> bool:
         """True where masks are painted from outlines."""
-        return not isinstance(self.scenes, TableScenes) and any(isinstance(one.mask, CocoMask) for one in self.scenes)
+        return any(isinstance(scene.mask, CocoMask) for scene in self.scenes)
 
     def ids(self) -> list[str]:
-        """Return the name of each scene, without reading any."""
-        return self.scenes.ids() if isinstance(self.scenes, TableScenes) else [scene.id for scene in self.scenes]
+        """Return the name of each scene."""
+        return [scene.id for scene in self.scenes]
 
     def pictures(self) -> Source:
         """Return the images alone, in the order of the scenes, to be packed. All are of class 0."""
@@ -95,19 +91,15 @@ class SceneSource:
             for scene in self.scenes:
                 yield Record(scene.id, 0, scene.image, scene.where)
 
-        if isinstance(self.scenes, TableScenes):
-            files = self.files
-        else:  # Without masks and lists: changing those does not pack the images again.
-            files = tuple(scene.image for scene in self.scenes if isinstance(scene.image, Path))
-        return Source(self.kind, self.where, len(self.scenes), records, files, columns=self.columns)
+        # Without masks and lists: changing those does not pack the images again.
+        return Source(self.kind, self.where, len(self.scenes), records, tuple(scene.image for scene in self.scenes))
 
 
-def open_scenes(text: str, part: str = "train", root: str | None = None, columns: Columns | None = None) -> SceneSource:
+def open_scenes(text: str, part: str = "train", root: str | None = None) -> SceneSource:
     """Open the scenes that a recipe names, whatever the layout, with `#split` where there are splits. Decodes nothing.
 
     Without `#split` the split `part` is meant (`train`, `val`) where there are several. `root` is where the paths of a
-    list begin; without it they begin in the folder of the list. `columns` says which columns of a table are meant.
-    Nothing is downloaded.
+    list begin; without it they begin in the folder of the list.
 
     Raises UserError where there is nothing, no such split, no pair of image and mask, or where a list names files
     that are not there or lie outside its root: all such lines are counted, and the first are named.
@@ -115,15 +107,13 @@ def open_scenes(text: str, part: str = "train", root: str | None = None, columns
     if text.startswith(sources.SAMPLE):
         return _sample(text, part)
     if hub.is_hub(text):
-        return _table(text, None, part, columns)
+        raise UserError(text, "a set of the hub", KNOWN, "save its images and masks as files")
     try:
         path, split = sources.split_of(locate(text))
         if not path.exists():
             raise UserError(str(path), "does not exist", "a set of images with masks")
         if path.suffix.lower() == ".json" and split is None and coco.is_coco(path):
             return _coco(path, str(path), None if root is None else locate(root))
-        if table_scenes.holds_rows(path):
-            return _table(path, split, part, columns)
         if path.is_dir():
             return _folder(path, split, part)
         if path.suffix.lower() not in (".txt", ".csv"):
@@ -153,13 +143,6 @@ def _sample(text: str, part: str) -> SceneSource:
     return replace(open_scenes(f"{drawn.folder()}#{split or part}"), kind="synthetic scenes", labels=labels)
 
 
-def _table(path: Path | str, split: str | None, part: str, columns: Columns | None) -> SceneSource:
-    scenes = table_scenes.open_rows(path, split, None if part == source_splits.TRAIN else part, columns)
-    labels = _named(path)[1] if isinstance(path, Path) else None
-    rows = scenes.rows
-    return SceneSource(rows.table.kind, rows.where, scenes, labels, rows.table.files, columns=rows.given)
-
-
 def _coco(file: Path, where: str, root: Path | None = None) -> SceneSource:
     said = coco.read(file)
     base = coco.image_root(file, list(said.masks), root)
@@ -176,17 +159,14 @@ def _made(
     left_out: tuple[str, ...] = (),
 ) -> SceneSource:
     """Return a source of files. Without `labels` the names of all mask files may say which published set they are."""
-    of_each = (scene.mask.file if isinstance(scene.mask, CocoMask) else scene.mask for scene in scenes)
-    masks = list(dict.fromkeys(file for file in of_each if isinstance(file, Path)))
-    images = [scene.image for scene in scenes if isinstance(scene.image, Path)]
+    masks = [scene.mask if isinstance(scene.mask, Path) else scene.mask.file for scene in scenes]
     if labels is None and (known := label_maps.published(masks)) is not None:
         kind, labels = known[0] if kind == _FOLDERS else kind, known[1]
-    return SceneSource(kind, where, tuple(scenes), labels, tuple(dict.fromkeys((*also, *images, *masks))), left_out)
+    files = dict.fromkeys((*also, *(scene.image for scene in scenes), *masks))
+    return SceneSource(kind, where, tuple(scenes), labels, tuple(files), left_out)
 
 
-# Folders.
-
-_FOLDERS = "folders of images and masks"
+# ---- Folders
 
 
 def _folder(root: Path, split: str | None, part: str) -> SceneSource:
@@ -201,13 +181,9 @@ def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     images, masks = _only(root, pairs)
     where = f"{root}#{name}" if name else str(root)
     scenes, left_out = _matched(_files(images), _masks(masks), where)
-    return _made(_FOLDERS, where, scenes, *_named(root), left_out)
-
-
-def _named(root: Path) -> tuple[tuple[Path, ...], Labels | None]:
-    """Return the file in the folder of a set that names its classes, and these; nothing without one."""
-    file = root / label_maps.NAMES
-    return ((file,), label_maps.read_names(file)) if file.is_file() else ((), None)
+    names = root / label_maps.NAMES
+    named = ((names,), label_maps.read_names(names)) if names.is_file() else ((), None)
+    return _made(_FOLDERS, where, scenes, *named, left_out)
 
 
 def _only(root: Path, found: Sequence[tuple[Path, ...]]) -> tuple[Path, ...]:

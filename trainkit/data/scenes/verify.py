@@ -19,12 +19,12 @@ from trainkit.data import kinds, sources, verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
 from trainkit.data.leakage import Held
-from trainkit.data.scenes import files, label_maps, mask_store
+from trainkit.data.scenes import files, label_maps, lost_classes, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.checks import oddities
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.lost_objects import Fates, Tally, fates
+from trainkit.data.scenes.lost_classes import Annotated
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store
@@ -76,26 +76,21 @@ class NamedSet:
 
     def examine(self, step: Step = lambda: None, decode: bool = True) -> Audit:
         """Read all images and masks; without `decode`, of images only the headers."""
-        where, names = self.where, self.labels.names
-        tally, good, errors = Tally(names, self.source.is_painted), list[_Seen](), list[UserError]()
+        where, names, source = self.where, self.labels.names, self.source
         read = partial(_read, labels=self.labels, decode=decode, size=self.size)
-        for seen in verification.read_all(read, self.source.scenes, step):
-            if isinstance(seen, UserError):
-                errors.append(seen)
-            else:
-                good.append(seen)
-                tally.add(seen.id, seen.fates)
-        ids, objects = tuple(seen.id for seen in good), tally.objects()
+        found = list(verification.read_all(read, source.scenes, step))
+        good = [one for one in found if isinstance(one, _Seen)]
+        errors = [one for one in found if isinstance(one, UserError)]
+        ids, losses = tuple(seen.id for seen in good), lost_classes.losses(names, [(s.id, s.found) for s in good])
         counts = np.asarray([seen.counts for seen in good], np.int64).reshape(-1, len(names) + 1)
         prints, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
         prints = prints if decode else np.arange(len(good), dtype=np.uint64)
-        damage = verification.damage(where, "images cannot be used", errors, len(self.source.scenes))
-        numbers, pixels = not self.labels.coloured and not self.source.is_painted, counts.sum(0)
-        if len(ids) and (error := objects.error(where, names, pixels, train=self.train, numbers=numbers)):
+        damage = verification.damage(where, "images cannot be used", errors, len(source))
+        numbers = not self.labels.coloured and not source.is_painted
+        if good and (error := losses.error(where, names, counts.sum(0), train=self.train, numbers=numbers)):
             damage.append(str(error))
-        left_out = self.source.left_out
-        odd = [f"{len(left_out)} left out: {few(left_out)}"] if left_out else []
-        odd += list(oddities(ids, names, counts, prints, masks, objects))
+        odd = [f"{len(source.left_out)} left out: {few(source.left_out)}"] if source.left_out else []
+        odd += oddities(ids, names, counts, prints, masks, losses)
         if turned := [seen.id for seen in good if seen.turned]:
             odd.append(
                 f"{len(turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
@@ -122,7 +117,7 @@ class _Seen(NamedTuple):
     picture: int
     mask: int
     turned: bool
-    fates: Fates
+    found: Annotated
 
 
 def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen:
@@ -135,7 +130,7 @@ def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | No
     # By a quarter (5 to 8) shows in the size, unless that is square.
     turned = turn in range(2, 9 if shape[0] == shape[1] else 5)
     counts, mask = mask_store.counted(classes, len(labels.names)), mask_store.fingerprint(classes)
-    return _Seen(scene.id, shape, counts, picture, mask, turned, fates(classes, painted, size))
+    return _Seen(scene.id, shape, counts, picture, mask, turned, lost_classes.annotated(classes, painted, size))
 
 
 def holds_scenes(path: Path | str) -> bool:
@@ -167,13 +162,12 @@ def verify(
     images twice in a set, in two of its splits or in one of `against`. `names` are those of the values 0, 1, ... in
     masks, where the layout does not know; without any, whatever values there are count as classes.
     """
-    data = recipe_data(path, plugins) if Path(path).suffix.lower() in _RECIPES else None
     try:
-        sets, said = _found(path, names) if data is None else _named(data)
+        data, sets, said = _sets(path, names, plugins)
     except UserError as error:
         return [str(error)]
     others = [one for place in against for one in _found(place, names)[0]]
-    step = verification.steps(on_progress, sum(len(one.source.scenes) for one in (*sets, *others)))
+    step = verification.steps(on_progress, sum(len(one.source) for one in (*sets, *others)))
     own, compared = ([one.examine(step) for one in some] for some in (sets, others))
     if data is None:
         return said + verification.sentences(own, compared)
@@ -199,12 +193,11 @@ def described(
 
     Masks are read, of images only the headers. Raises UserError where a set cannot be opened.
     """
-    recipe = Path(path).suffix.lower() in _RECIPES
-    sets, lost = _named(recipe_data(path, plugins)) if recipe else _found(path, names)
+    _, sets, lost = _sets(path, names, plugins)
     if lost and not sets:
         raise UserError(str(path), lost[0])
     lines: list[str] = []
-    step = verification.steps(on_progress, sum(len(one.source.scenes) for one in sets))
+    step = verification.steps(on_progress, sum(len(one.source) for one in sets))
     for one in sets:
         seen = one.examine(step, decode=False)
         total = seen.counts.sum(0)
@@ -227,8 +220,15 @@ def described(
     return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
 
 
-def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
-    """Return the data block of a recipe of scenes. Raises UserError where it is one of something else."""
+def _sets(
+    path: Path | str, names: Sequence[str] | None, plugins: Sequence[str]
+) -> tuple[Scenes | None, list[NamedSet], list[str]]:
+    """Open the sets of a recipe, or the set at a path; the recipe's data, and sentences about what cannot be opened.
+
+    Raises UserError where there is none, and for a recipe of another kind of data.
+    """
+    if Path(path).suffix.lower() not in _RECIPES:
+        return None, *_found(path, names)
     from trainkit.config import loader
     from trainkit.data.scenes.dataset import Scenes
 
@@ -236,24 +236,19 @@ def recipe_data(path: Path | str, plugins: Sequence[str] = ()) -> Scenes:
     if not isinstance(data, Scenes):
         remedy = "verify the packed form of other sets: trainkit data verify FOLDER"
         raise UserError(str(path), f"a recipe with data {kinds.name(data)}", "one with data scenes", remedy)
-    return data
-
-
-def _named(data: Scenes) -> tuple[list[NamedSet], list[str]]:
-    """Open the sets of a recipe; and sentences about those that cannot be opened or have other classes."""
     sets: list[NamedSet] = []
     lost, first = [], None
     for name, place in {"train": data.train, **data.evaluate}.items():
         key = key_of(name)
         try:
-            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root, data.columns)
+            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root)
             labels = data.agreed(key, source, first)
         except UserError as error:
             lost.append(str(error) if error.where.startswith(key) else f"{key}: {error}")
             continue
         first = first or labels
         sets.append(NamedSet(key, source, labels, data.size, train=name == "train"))
-    return sets, lost
+    return data, sets, lost
 
 
 def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet], list[str]]:

@@ -1,4 +1,4 @@
-"""Objects that disappear: counted by class and reason, said with the names of files, refused where all are lost."""
+"""Classes that disappear: counted by image, said with the names of files, refused where all is lost."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import pytest
 from coco_sets import SIZE, annotation, box, content, written
 from PIL import Image
 
-from trainkit.data.scenes import label_maps, outlines, verify
+from trainkit.data.scenes import label_maps, lost_classes, outlines, verify
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.mask_store import PackedMasks, pack_masks_once
 from trainkit.data.scenes.sources import open_scenes
@@ -32,44 +32,49 @@ def cut(x: float, y: float, *rest: float) -> dict:
     return annotation(segmentation=[box(x, y, *rest)])
 
 
-LOST = {
-    "outside to the right": (cut(40, 3, 5, 5), "outside of the image"),
-    "outside above": (cut(3, -20, 5, 5), "outside of the image"),
-    "between centres": (cut(5.6, 5.6, 0.3, 0.3), "below a pixel"),
-    "a line": (annotation(segmentation=[[1, 1, 9, 9, 5, 5]]), "without an area"),
-    "two points": (annotation(segmentation=[[1, 1, 9, 9]]), "without an area"),
-    "no list": (annotation(segmentation=[]), "without an area"),
-    "an empty list": (annotation(segmentation=[[]]), "without an area"),
-    "null": (annotation(segmentation=None), "without an area"),
-    "a box without width": (annotation(segmentation=[], bbox=[1, 1, 0, 5]), "without an area"),
-    "run lengths of nothing": (
-        annotation(segmentation={"size": list(SIZE), "counts": [24 * 32]}),
-        "without an area",
-    ),
-    "a box alone": (annotation(segmentation=[], bbox=[20, 0, 5, 5]), "with a box and no outline"),
-    "one of the same size above it": (annotation(), "covered by others"),
+UNSEEN = {
+    "outside to the right": cut(40, 3, 5, 5),
+    "between centres": cut(5.6, 5.6, 0.3, 0.3),
+    "a line": annotation(segmentation=[[1, 1, 9, 9, 5, 5]]),
+    "two points": annotation(segmentation=[[1, 1, 9, 9]]),
+    "an empty list": annotation(segmentation=[[]]),
+    "null": annotation(segmentation=None),
+    "a box without width": annotation(segmentation=[], bbox=[1, 1, 0, 5]),
+    "run lengths of nothing": annotation(segmentation={"size": list(SIZE), "counts": [24 * 32]}),
+    "a box alone": annotation(segmentation=[], bbox=[20, 0, 5, 5]),
 }
 
 
-@pytest.mark.parametrize("name", LOST)
-def test_an_object_that_is_not_seen_is_counted_with_class_reason_and_file(tmp_path, name):
-    lost, reason = LOST[name]
-    file = written(tmp_path, content([lost, annotation(), annotation(7, 1)], images=2))
-    found = packed(file).objects
-    assert found.there == (0, 2, 1) and found.left == (0, 1, 1)
-    (said,) = found.lost
-    assert said == f"person: 1 of 2 objects left; 1 {reason}: p0.png"
-    (warned,) = [text for text in verify.verify(file) if "person" in text]
-    assert warned.startswith(verify.WARNING) and said in warned
+@pytest.mark.parametrize("name", UNSEEN)
+def test_an_outline_without_a_pixel_is_counted_and_its_class_named_with_its_file(tmp_path, name):
+    file = written(
+        tmp_path,
+        content([UNSEEN[name], annotation(image=1), annotation(7, 1, segmentation=[box(20, 20, 3, 3)])], images=2),
+    )
+    found = packed(file).losses
+    assert (found.objects, found.unseen, found.there, found.left) == (3, 1, (0, 2, 1), (0, 1, 1))
+    assert found.lost == (
+        "1 of 3 outlines have no pixel in their images: p0.png",
+        "person: no pixel left in 1 of 2 images: p0.png",
+    )
+    warned = [text for text in verify.verify(file) if "p0.png" in text]
+    assert all(text.startswith(verify.WARNING) for text in warned)
+    assert [text.rpartition(": warning: ")[2].partition(f"{file}: ")[2] for text in warned[:2]] == [*found.lost]
 
 
-def test_objects_that_vanish_when_masks_are_resized_are_counted(tmp_path):
+def test_classes_that_are_covered_or_vanish_when_masks_are_resized_are_named(tmp_path):
+    file = written(tmp_path / "covered", content([annotation(7), annotation(), annotation(7, image=1)], images=2))
+    found = packed(file).losses
+    assert (found.unseen, found.lost) == (0, ("car: no pixel left in 1 of 2 images: p0.png",))
     small = annotation(7, segmentation=[box(20, 20, 1, 1)])
     file = written(tmp_path, content([annotation(), small, annotation(7, 1), small | {"image_id": 2}], images=3))
-    whole, less = packed(file), packed(file, (6, 8))
-    assert whole.objects.lost == () and whole.objects.left == (0, 1, 3)
-    assert less.objects.left == (0, 1, 1)
-    assert less.objects.lost == ("car: 1 of 3 objects left; 2 gone when masks are resized: p0.png, p2.png",)
+    assert packed(file).losses.lost == ()
+    assert packed(file, (6, 8)).losses.lost == ("car: no pixel left in 2 of 3 images: p0.png, p2.png",)
+    root = masks_of(tmp_path / "set", spot(1), spot(20), spot(1))
+    found = packed(root, (8, 8), ["none", "spot"]).losses
+    assert found.there == (3, 3) and found.left == (3, 1)
+    assert found.lost == ("spot: no pixel left in 2 of 3 images: 0.png, 2.png",)
+    assert packed(root, None, ["none", "spot"]).losses.lost == ()
 
 
 def masks_of(root: Path, *masks: np.ndarray) -> Path:
@@ -86,21 +91,13 @@ def spot(side: int, value: int = 1) -> np.ndarray:
     return mask
 
 
-def test_classes_that_vanish_from_images_when_masks_are_resized_are_counted(tmp_path):
-    root = masks_of(tmp_path / "set", spot(1), spot(20), spot(1))
-    found = packed(root, (8, 8), ["none", "spot"]).objects
-    assert found.there == (3, 3) and found.left == (3, 1)
-    assert found.lost == ("spot: 1 of 3 images left; 2 gone when masks are resized: 0.png, 2.png",)
-    assert packed(root, None, ["none", "spot"]).objects.lost == ()
-
-
 def opened(place: object, **more) -> None:
     Scenes(train=str(place), crop=(16, 16), evaluate={}, **more).open(0)
 
 
 def test_a_training_set_without_a_class_that_was_drawn_is_refused(tmp_path):
     file = written(tmp_path / "coco", content([annotation(), annotation(7, segmentation=[box(5.6, 5.6, 0.3, 0.3)])]))
-    with pytest.raises(UserError, match=r"nothing is left of 1 class \(car\)(.|\n)*1 below a pixel: p0\.png"):
+    with pytest.raises(UserError, match=r"nothing is left of 1 class \(car\)(.|\n)*1 of 2 outlines have no pixel"):
         opened(file)
     assert any("nothing is left of 1 class (car)" in t and not t.startswith("warn") for t in verify.verify(file))
     root = masks_of(tmp_path / "set", spot(1), spot(1))
@@ -108,12 +105,12 @@ def test_a_training_set_without_a_class_that_was_drawn_is_refused(tmp_path):
         opened(root, names=["none", "spot"], size=(16, 16))
 
 
-def test_most_objects_outside_of_their_images_are_refused(tmp_path):
+def test_a_set_of_which_most_outlines_are_not_seen_is_refused(tmp_path):
     far = [annotation(image=n, segmentation=[box(300, 300, 50, 50)]) for n in range(3)]
     file = written(tmp_path, content([annotation(), annotation(7, 1), annotation(image=2), *far], images=3))
     opened(file)
     file = written(tmp_path, content([annotation(7, 1), annotation(), *far], images=3))
-    with pytest.raises(UserError, match="3 of 5 objects are not seen in their images"):
+    with pytest.raises(UserError, match="3 of 5 outlines have no pixel in their images"):
         opened(file)
 
 
@@ -163,7 +160,7 @@ def test_masks_of_255_are_two_classes_or_refused_where_that_would_be_no_class(tm
     rim[0] = 255
     root = masks_of(tmp_path / "rim", rim, spot(10))
     opened(root, names=["none", "spot"])
-    assert packed(root, None, ["none", "spot"]).objects.lost == ()
+    assert packed(root, None, ["none", "spot"]).losses.lost == ()
     root = masks_of(tmp_path / "some", spot(20, 255), spot(30, 1), spot(20, 255))
     (said,) = [text for text in verify.verify(root, names=["none", "spot"]) if "only one class" in text]
     assert "2 of 3 images have only one class: 0.png (none), 2.png (none)" in said
@@ -172,12 +169,12 @@ def test_masks_of_255_are_two_classes_or_refused_where_that_would_be_no_class(tm
 # What manifests and run lengths hold.
 
 
-def test_sums_come_back_from_a_manifest_and_others_are_refused(tmp_path):
-    objects = packed(written(tmp_path, content([LOST["a line"][0], annotation()]))).objects
-    value = json.loads(json.dumps(dataclasses.asdict(objects)))
-    assert type(objects).read(value) == objects
-    for wrong in ({}, [], None, value | {"there": 5}, value | {"there": ["a"]}, value | {"lost": [1]}):
-        assert type(objects).read(wrong) is None
+def test_losses_come_back_from_a_manifest_and_others_are_refused(tmp_path):
+    losses = packed(written(tmp_path, content([UNSEEN["a line"], annotation()]))).losses
+    value = json.loads(json.dumps(dataclasses.asdict(losses)))
+    assert lost_classes.read(value) == losses
+    for wrong in ([], None, value | {"there": 5}, value | {"there": ["a"]}, value | {"lost": [1]}):
+        assert lost_classes.read(wrong) is None
 
 
 def compressed(lengths: list[int]) -> str:
