@@ -1,7 +1,6 @@
 """Augmentation: each operation against another computation of it, and randomness that depends on where it stands."""
 
 import hashlib
-import pickle
 import random
 from functools import partial
 from pathlib import Path
@@ -114,13 +113,6 @@ def test_turn_shear_scale_and_move_are_the_matrix_of_the_definition(fill, mode):
             assert np.abs(out[i, channel] - expected).max() < 2e-5
 
 
-def test_a_quarter_turn_is_a_quarter_turn():
-    images = pictures(1, side=(9, 9))
-    light = Light(name="light", affine=Affine(degrees=90))
-    out = light.apply(images, given(xx=0.0, xy=1.0, yx=-1.0, yy=0.0), MEAN)
-    assert torch.allclose(out[0], torch.rot90(images[0] / 255, -1, (1, 2)), atol=1e-5)  # clockwise, as y points down
-
-
 @pytest.mark.parametrize("first", [0, 1])
 def test_distortion_is_that_of_torchvision(first):
     images = pictures(6, seed=1)
@@ -141,17 +133,6 @@ def test_distortion_is_that_of_torchvision(first):
         )
         out = light.apply(images[i : i + 1], row, MEAN)[0]
         assert (out - expected).abs().max() < 5e-4, i  # torchvision's grey has 0.2989, 0.587, 0.114
-
-
-def test_every_kind_of_distortion_happens_to_its_share():
-    draws = drawn(Light(name="light", distort=Distort(p=0.3)), rows=4000)
-    for name, neutral in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0)):
-        changed = draws[name][draws[name] != neutral]
-        assert abs(len(changed) / 4000 - 0.3) < 0.03
-        low, high = getattr(Distort(), name)
-        assert low <= changed.min() < low + 0.02 * (high - low) and high - 0.02 * (high - low) < changed.max() <= high
-    assert abs((draws["order"] > 0).mean() - 0.3 * 5 / 6) < 0.03 and set(draws["order"]) == set(range(6))
-    assert not drawn(Light(name="light", distort=Distort(p=1, swap=False)))["order"].any()
 
 
 def test_erased_boxes_are_mean_inside_and_untouched_outside():
@@ -269,13 +250,6 @@ def test_clahe_is_that_of_opencv(shape, clip, tiles, digest):
     """The digests are of `cv2.createCLAHE(clip, (tiles, tiles)).apply(shaded(*shape))`, OpenCV 5.0.0."""
     found = clahe.equalise_plane(shaded(*shape), clip, tiles)
     assert hashlib.sha256(found.tobytes()).hexdigest()[:16] == digest
-
-
-def test_clahe_of_one_tile_without_a_limit_is_histogram_equalisation():
-    plane = (np.arange(64 * 64).reshape(64, 64) // 32 + 60).astype(np.uint8)  # 128 values, equally often
-    ranks = (plane.astype(int) - 60 + 1) / 128 * 255
-    assert np.abs(clahe.equalise_plane(plane, clip=1e9, tiles=1) - ranks).max() <= 0.5
-    assert (clahe.equalise_plane(plane, clip=1.0, tiles=1) != plane).any()
 
 
 def test_clahe_of_a_picture_changes_luminance_and_keeps_colour_differences():
@@ -403,10 +377,3 @@ def test_a_policy_that_timm_does_not_have_is_named(folder):
 def test_keep_without_timm_is_refused():
     with pytest.raises(ValueError, match="fit: keep"):
         Images(train="x", fit="keep")
-
-
-def test_a_spawned_worker_gets_the_split(folder):
-    split = opened(folder, augment=Timm(name="timm")).open(0).train
-    first = split.fetch(np.arange(3), 0)["image"]
-    again = pickle.loads(pickle.dumps(split))
-    assert torch.equal(again.fetch(np.arange(3), 0)["image"], first)

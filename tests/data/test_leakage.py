@@ -119,10 +119,6 @@ def test_cells_are_the_means_of_their_pixels(side):
                 assert found[n, i, j] == int(part.sum(dtype=np.int64)) // part.size
 
 
-def test_sums_of_large_white_pictures_are_exact():
-    assert (cells(np.full((1, 3, 1023, 1023), 255, np.uint8)) == 255).all()
-
-
 def test_products_of_edges_are_correlations_of_the_differences_between_neighbours():
     some = np.random.default_rng(2).integers(0, 256, (3, CELLS, CELLS), dtype=np.uint8)
     by_hand = []
@@ -174,12 +170,6 @@ def test_a_picture_is_known_again_compressed_smaller_or_darker_and_mirrored(chan
     found = look_alikes(both, train, mirrored=True)
     assert sorted(found.here) == list(range(20)) and (found.here == found.there).all()
     assert (found.mirrored == (found.here >= 10)).all()
-
-
-def test_other_pictures_and_unless_asked_for_mirrored_ones_are_not_taken_for_copies():
-    train = small(*(field(seed) for seed in range(100)))
-    assert len(look_alikes(small(*(field(seed) for seed in range(200, 300))), train, mirrored=True).here) == 0
-    assert len(look_alikes(small(*(field(seed)[:, ::-1] for seed in range(30))), train).here) == 0
 
 
 def test_both_the_cells_and_their_differences_have_to_be_alike():

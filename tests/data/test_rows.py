@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import zlib
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
@@ -119,17 +118,6 @@ def test_datasets_opens_the_file(things):
     found = datasets.Dataset.from_file(str(things.path / row_files.FILE))
     assert len(found) == MANY and found[23]["id"] == "thing 23" and found[23]["blob"] == row(23)["blob"]
     assert found["number"][:3] == [0, 10, 20] and found[5]["pair"] == [5, -5]
-
-
-def _checked(data: Things) -> None:
-    check(data)
-
-
-def test_a_forked_worker_reads_the_same(things):
-    process = get_context("fork").Process(target=_checked, args=(things,))
-    process.start()
-    process.join(30)
-    assert process.exitcode == 0
 
 
 def test_reading_needs_no_arrow(things):
@@ -358,20 +346,6 @@ def test_a_disk_that_refuses_the_name_leaves_all_but_the_name(tmp_path, things, 
     data = write(tmp_path / "half", key="things")
     check(data)
     assert {file.name for file in data.path.iterdir()} == {"rows.arrow", "manifest.json", "extra.npy"}
-
-
-def test_nothing_is_overwritten_and_a_full_disk_is_one_sentence(tmp_path, things):
-    with pytest.raises(UserError, match="exists; expected a new folder"):
-        Writer(things.path, Things.layout({}))
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"), Writer(tmp_path / "file" / "set", Things.layout({})):
-        pass
-    with (
-        pytest.raises(UserError, match=r"full: cannot be written \(No space left"),
-        Writer(tmp_path / "full", Things.layout({})),
-    ):
-        raise OSError(28, "No space left on device")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "set"]
 
 
 def test_two_do_not_write_the_same(tmp_path):

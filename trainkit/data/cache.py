@@ -54,6 +54,26 @@ def make_once(
         raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=remedy) from None
 
 
+def fill_once(folder: Path, mark: str, write: Callable[[Path], None], what: str) -> Path:
+    """Return a folder that `write` fills, the file `mark` last, where it is not there yet.
+
+    It has its name when `write` has returned, so that no reader sees a half; otherwise as `make_once`.
+    """
+
+    def make(_: Progress) -> None:
+        aside = folder.with_name(f".{folder.name}.part")
+        try:
+            for stale in (aside, folder):
+                shutil.rmtree(stale, ignore_errors=True)
+            write(aside)
+            aside.rename(folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+    make_once(folder, lambda it: (it / mark).is_file(), make, what)
+    return folder
+
+
 def cache_root() -> Path:
     """Return the folder of packed sets: `$TRAINKIT_CACHE`, else beside the data that `$TRAINKIT_DATA` names where that
     can be written, else the user's cache.

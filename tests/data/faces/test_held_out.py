@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.analysis import data_integrity
-from trainkit.config import run_request
-from trainkit.data import import_images
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.leakage import leaks
 from trainkit.errors import UserError
@@ -91,15 +87,6 @@ def test_a_picture_of_two_people_is_found_by_the_check_of_a_set(people, tmp_path
     assert leak.what == "copies" and leak.examples == ["ben/2.png = anna/9.png"]
 
 
-def test_a_recipe_with_held_out_people_passes_the_check_of_its_data(people, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    recipe = Path(__file__).parents[3] / "recipes" / "face_teacher_lfw.yaml"
-    words = [f"data.train={people}", f"data.hold_out={pairs(people, *GOOD)}", "data.evaluate={val: held_out}"]
-    words += ["data.image_size=8", "evaluations={val: {at_end: true}}", "best=null"]
-    report, _ = data_integrity.check(run_request.RunRequest(recipe, tuple(words)), False)
-    assert not report.bad
-
-
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -142,15 +129,6 @@ def test_digests_tell_who_is_trained_on_and_what_is_scored(people):
     Image.fromarray(picture(999)).save(people / "cleo" / "5.png")
     more = opened(*GOOD)
     assert more[0] != first[0] and more[1] == first[1], "what is scored is the same when more is trained on"
-
-
-def test_a_packed_set_is_divided_too_and_splits_travel_to_workers(people, tmp_path):
-    import_images.import_faces(people, tmp_path / "packed", image_size=SIZE)
-    faces = Faces(train=str(tmp_path / "packed"), image_size=SIZE, hold_out=pairs(people, *GOOD))
-    opened = faces.open(0)
-    assert opened.meta.class_names == ("anna", "cleo", "dora")
-    there = pickle.loads(pickle.dumps(opened.train))
-    assert (there.fetch(np.arange(5), 1)["image"] == opened.train.fetch(np.arange(5), 1)["image"]).all()
 
 
 # How images become squares

@@ -163,14 +163,6 @@ def test_damage_of_any_kind_ends_in_a_user_error_or_in_pairs(tmp_path, data):
         assert found.first.max() < source.size and found.second.max() < source.size
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(program=st.binary(max_size=60))
-def test_noise_ends_in_a_user_error(tmp_path, program):
-    (tmp_path / "x.bin").write_bytes(program)
-    with pytest.raises(UserError):
-        insightface_bin.read_bin(tmp_path / "x.bin")
-
-
 @real
 def test_insightfaces_own_sample_has_ten_pairs_that_are_all_the_same(tmp_path):
     source, found = insightface_bin.read_bin(DATA / "faces_insightface_sample" / "small_lfw.bin")

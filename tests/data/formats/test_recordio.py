@@ -48,12 +48,6 @@ def test_a_record_split_at_the_magic_number_is_joined_again(tmp_path):
     assert next(source.records()).data == payload
 
 
-def test_sets_without_a_head_record_are_all_pictures(tmp_path):
-    records, _ = small_set(tmp_path)
-    source = recordio.insightface(write(tmp_path / "set", {key: records[key] for key in (1, 2, 3, 4)}))
-    assert source.size == 4
-
-
 def refused(folder: Path) -> str:
     with pytest.raises(UserError) as caught:
         list(recordio.insightface(folder).records())
@@ -100,13 +94,6 @@ def test_a_damaged_file_is_named(tmp_path, name):
     place = write(tmp_path / "set", small_set(tmp_path)[0]) / file
     place.write_bytes(damage(place.read_bytes()))
     assert re.search(said, refused(place.parent))
-
-
-def test_a_truncated_file_names_the_last_record(tmp_path):
-    records, _ = small_set(tmp_path)
-    folder = write(tmp_path / "set", {key: records[key] for key in (1, 2, 3, 4)})
-    (folder / "train.rec").write_bytes((folder / "train.rec").read_bytes()[:-20])
-    assert re.search("record 4: .*truncated", refused(folder))
 
 
 def test_records_are_read_by_number_and_counted_without_being_read(tmp_path):

@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 
 import numpy as np
-import packed_rows
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +16,6 @@ from trainkit.data import import_images
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
-from trainkit.data.rows import reader
 from trainkit.errors import UserError
 
 SIZE = 16
@@ -84,13 +82,6 @@ def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
         ]
     report = import_images.import_pictures(root, tmp_path / "out", size=(SIZE, SIZE), damaged="skip")
     assert (report.rows, len([note for note in report.notes if note.startswith("skipped: ")])) == (6, 5)
-
-
-def test_of_many_damaged_files_the_first_are_named_and_all_are_counted(root):
-    for k in range(30):
-        (root / "dog" / f"x{k:02}.png").write_bytes(b"")
-    with pytest.raises(UserError, match=r"30 unusable images:(\n  .*/x\d\d\.png: 0 bytes.*){20}\n  and 10 more\n"):
-        opened(root)
 
 
 def test_a_set_of_damaged_files_is_not_read_to_its_end(root, monkeypatch):
@@ -172,16 +163,6 @@ def test_of_faces_what_lies_deeper_is_named(root, caplog):
     ]
 
 
-def test_a_row_that_was_damaged_after_packing_is_named(root, monkeypatch):
-    split = opened(root).train
-    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)  # as for sets of gigabytes
-    packed_rows.damage(split.packed, "image", 4, 9)
-    split = opened(root).train
-    split.fetch(np.array([3, 5]), 0)
-    with pytest.raises(UserError, match=r"row 4 \(dog/1\.png\)"):
-        split.fetch(np.array([4]), 0)
-
-
 def test_class_names_that_differ_are_named(root, tmp_path):
     val = two_classes(tmp_path / "val", 100, ("cats", "dog"))
     with pytest.raises(UserError) as error:
@@ -204,16 +185,3 @@ def test_a_picture_that_names_no_group_is_named(root):
         opened(root, group=r"person(\d+)")
     with pytest.raises(UserError, match="parts in parentheses"):
         opened(root, group=r"person\d+")
-
-
-def test_an_evaluation_set_of_pairs_is_no_set_of_classes(root, tmp_path):
-    (root / "pairs.csv").write_text("path_a,path_b,same\ncat/0.png,cat/1.png,1\ncat/0.png,dog/0.png,0\n")
-    import_images.import_evaluation(root / "pairs.csv", tmp_path / "pairs", image_size=SIZE)
-    with pytest.raises(UserError, match="an evaluation set; expected a set with classes"):
-        opened(tmp_path / "pairs")
-
-
-def test_an_empty_folder_is_named(tmp_path):
-    (tmp_path / "nothing" / "cat").mkdir(parents=True)
-    with pytest.raises(UserError, match="no images"):
-        opened(tmp_path / "nothing")

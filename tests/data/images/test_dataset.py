@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from trainkit.config import validation
-from trainkit.config.schema import TABLES, Evaluation
+from trainkit.config.schema import TABLES
 from trainkit.data.augment import Light
 from trainkit.data.images.dataset import Images
 from trainkit.data.storage.image_store import Packed
@@ -22,7 +22,6 @@ from trainkit.data.synthetic import eyes as sample_eyes
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Inspection, Retrieval, Separation
 from trainkit.interfaces import Data
-from trainkit.training import plan
 
 
 def picture(seed: int, side: tuple[int, int] = (8, 8)) -> np.ndarray:
@@ -147,24 +146,6 @@ def test_what_is_not_there_yet_is_said(tmp_path):
         data.open(0)
 
 
-def test_the_block_is_read_strictly_and_written_back():
-    block = {
-        "name": "images",
-        "train": "a",
-        "image_size": [32, 64],
-        "hold_out": "20%",
-        "augment": {"name": "light", "affine": {"degrees": 5.0}, "clahe": 0.01},
-        "sampling": "balanced",
-        "group": "each",
-    }
-    data = validation.validate(Images, block, TABLES)
-    assert data.side == (32, 64) and data.hold_out == 0.2 and data.augment.affine.degrees == 5
-    assert validation.validate(Images, validation.to_tree(data), TABLES) == data
-    assert validation.to_tree(data)["hold_out"] == "20%"
-    named = validation.validate(Images, block | {"hold_out": ["p1", "p2"]}, TABLES)
-    assert validation.to_tree(named)["hold_out"] == ["p1", "p2"]
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -204,16 +185,6 @@ def test_every_set_and_train_can_be_scored_in_four_ways(eyes, other_eyes):
             assert split.views == 1 and "augment" not in split.fetch(np.arange(2), 0)
     assert found["val"].protocol.names == ("closed", "open")
     assert found["val.inspection"].protocol.ids[0] == "closed/q0_0.png"
-
-
-def test_an_unknown_set_is_answered_with_those_there_are(eyes):
-    opened = Images(train=str(eyes), image_size=8).open(0)
-
-    class Recipe:
-        evaluations = {"vall": Evaluation()}  # noqa: RUF012
-
-    with pytest.raises(UserError, match=r"no evaluation set 'vall'.*train, train\.separation"):
-        plan.evaluated(Recipe, opened)
 
 
 def test_labels_are_numbered_by_the_names_of_the_training_set(tmp_path, caplog):
@@ -260,15 +231,6 @@ def test_held_out_groups_are_whole_and_chosen_by_name_and_the_seed_of_the_split(
     others = [replace(data, split_seed=seed).open(0).evaluations["held_out"] for seed in range(6)]
     assert len({frozenset(one.groups()) for one in others}) > 3
     assert set(held.label) == {0, 1}
-
-
-def test_a_group_that_is_added_moves_few_of_the_others(tmp_path):
-    chosen = []
-    for count in (30, 31):
-        root = folder(tmp_path / str(count), people({"p": count}, per_person=1), side=(2, 2))
-        data = Images(train=str(root), image_size=2, group=PERSON, hold_out=0.5)
-        chosen.append(data.open(0).evaluations["held_out"].groups())
-    assert len(chosen[0] ^ chosen[1]) <= 3
 
 
 def test_groups_are_held_out_by_name(eyes):

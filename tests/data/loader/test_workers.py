@@ -31,7 +31,7 @@ from trainkit.errors import EXIT_CODE, UserError
 from trainkit.training.plan import Plan
 
 sys.path.insert(0, str(PLUGIN))
-from failing import FAULTS, FailingData, first_time
+from failing import FAULTS, FailingData
 
 PLAN = Plan(steps=8, steps_per_epoch=8, batch_size=8, micro_batch=8, accumulation=1, world=1, rank=0)
 SILENT = ("hangs", "stopped")
@@ -150,7 +150,7 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
                 got.append(batch)
                 for number in numbers:
                     with contextlib.suppress(ProcessLookupError):  # one whose batch had come before it died
-                        os.kill(some._workers[0].process.pid, number)
+                        os.kill(some.processes[0].pid, number)
         return got
 
     expected = list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False))
@@ -163,13 +163,6 @@ def test_signals_to_the_whole_group_are_for_the_training_to_answer(monkeypatch):
             read((signal.SIGTERM,))
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def test_without_replacements_the_first_loss_ends_the_stream(monkeypatch, tmp_path):
-    monkeypatch.setattr(workers, "RESTARTS", 0)
-    split = FailingData(once=str(tmp_path / "once")).open(0).train
-    with pytest.raises(UserError, match=r"killed by SIGKILL, as a system out of memory does; set loader\.workers=0"):
-        list(loading.training(split, partial(PLAN.keys, split, 0), loader(), pin=False))
 
 
 @pytest.mark.parametrize("fault", ["hangs", "stopped"])
@@ -200,7 +193,7 @@ def test_no_worker_outlives_a_training_that_is_killed(fault, tmp_path):
             next(stream)
         else:
             threading.Thread(target=next, args=(stream,), daemon=True).start()
-        os.write(say, " ".join(str(one.process.pid) for one in some._workers).encode() + b"\n")
+        os.write(say, " ".join(str(one.pid) for one in some.processes).encode() + b"\n")
         signal.pause()
     pids = [int(word) for word in os.read(told, 100).split()]
     assert len(pids) == 3
@@ -236,7 +229,7 @@ def test_a_job_that_was_suspended_has_lost_no_worker():
         lost = []
         with Workers(Slow(), loader(2, seconds=4), lost.append) as some:
             stream = some.read([(0, np.arange(4))] * 8)
-            os.write(say, " ".join(str(one.process.pid) for one in some._workers).encode())
+            os.write(say, " ".join(str(one.pid) for one in some.processes).encode())
             for _ in stream:
                 pass
         os._exit(len(lost))
@@ -298,7 +291,7 @@ def test_a_worker_that_dies_takes_no_batch_with_it_that_it_had_read(tmp_path):
     keys = [(0, np.arange(8)), (0, np.arange(8, 16)), (0, np.arange(16, 24))]
     with Workers(split, loader(1), told.append) as some:
         stream = some.read(keys)
-        some._workers[0].process.join(60)
+        some.processes[0].join(60)
         assert [batch["index"].tolist() for batch in stream] == [rows.tolist() for _, rows in keys]
     assert (
         len(told) == 1 and "rows 8, 9, 10, 11, 12, 13, 14, 15 of train: a worker process ended with code 3" in told[0]
@@ -397,8 +390,3 @@ def test_a_run_whose_workers_die_again_and_again_ends_with_one_message(store, fa
     said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == EXIT_CODE and len(said) == 1 and "3 were replaced before" in said[0], done.stderr
     assert "Traceback" not in done.stderr and "epoch 0, rows " in said[0]
-
-
-def test_a_first_time_is_one_time(tmp_path):
-    file = str(tmp_path / "once")
-    assert [first_time(file) for _ in range(3)] == [True, False, False] and first_time(None)

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from PIL import Image
 from runs import environment
 
-from trainkit.config import validation
-from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
 from trainkit.data import augment
 from trainkit.data.augment import Light
@@ -91,14 +89,6 @@ def test_queries_are_what_a_loop_over_people_finds(pairs, cap):
         assert rows.tolist() == asked_by_hand(person.tolist(), modality.tolist(), some, cap)
 
 
-@given(st.lists(st.lists(st.integers(0, 4), min_size=2, max_size=9), min_size=1, max_size=4))
-def test_capped_queries_are_never_more_than_a_batch_may_have(kinds):
-    person = np.repeat(np.arange(len(kinds)), [len(k) for k in kinds])
-    modality = np.asarray([m for k in kinds for m in k])
-    number = sum(len(rows) for rows in combined(person, modality, subsets(), cap=True))
-    assert number <= len(person) + 11 * (len(person) // 2)
-
-
 # ---- What is opened --------------------------------------------------------------------------------------------------
 
 
@@ -112,12 +102,6 @@ def test_a_set_opens_as_what_it_holds(opened):
     kinds = [split.protocol.kind for split in opened.evaluations.values()]
     assert kinds == ["scores", "ranked", "reranked"]
     assert not opened.evaluations["val.reranked"].protocol.strict
-
-
-def test_a_block_says_which_overlap_reranking_asks_for(home, tmp_path):
-    with environment(TRAINKIT_CACHE=tmp_path):
-        opened = block(home, evaluate={"val": str(home / "val")}, rerank_strict=True).open(seed=3)
-    assert opened.evaluations["val.reranked"].protocol.strict
 
 
 def test_every_combination_of_modalities_asks_for_every_person(opened):
@@ -144,15 +128,6 @@ def test_every_combination_of_modalities_asks_for_every_person(opened):
                 assert len(set(rows[:, m].tolist())) == 3 * (2 if m in (1, 4) else 1)
     nir, words = (search.queries["nir_text"][:, m] for m in (1, 4))
     assert split.caption(int(words[0])).endswith("view 0") and search.ids[nir[1]] == "nir/a/1.png"
-
-
-def test_a_record_is_shown_by_its_pixels_or_its_words(opened, home):
-    split = opened.evaluations["val"]
-    row = split.protocol.ids.index("sk/b/0.png")
-    assert (split.picture(row) == np.asarray(Image.open(home / "val" / "sk/b/0.png"))).all()
-    assert split.caption(row) == "" and split.picture(split.size - 1) is None
-    assert split.caption(split.size - 1) == "person 2 in coat 2, view 1"
-    assert split.persons() == {"a", "b", "c"}
 
 
 def test_sets_of_colour_alone_are_asked_with_colour(tmp_path):
@@ -202,14 +177,6 @@ def test_lists_of_the_set_are_taken_as_they_are(tmp_path):
     assert "left out: 4 of cp, 4 of text" in some.notes[-2]
     assert some.notes[-1] == "test: 20 of 28 listed queries are left out, for records that take no part"
     assert set(np.unique(some.evaluations["test"].modality).tolist()) == {0, 1, 3}
-
-
-def test_lists_of_people_who_are_held_out_leave_out_the_others(tmp_path):
-    sets.orbench(tmp_path, train=0, test=4, lists=("NIR", "NIR+TEXT"))
-    data = People(train=f"{tmp_path}#test", hold_out=["0002"], sampler=BLOCK, **SMALL)
-    split = data.open(0).evaluations["held_out"]
-    assert {name: len(rows) for name, rows in split.protocol.queries.items()} == {"nir": 2, "nir_text": 2}
-    assert split.persons() == {"0002"} and len(split.protocol.galleries[0]) == 3
 
 
 def test_nobody_in_particular_is_not_trained_on(tmp_path):
@@ -446,23 +413,6 @@ def test_a_modality_that_is_not_there_is_refused(tmp_path):
         People(train=str(tmp_path / "train"), evaluate=evaluate, sampler=sampler, **SMALL).open(0)
 
 
-def test_a_query_without_a_match_stays_and_a_person_of_words_alone_is_fine(tmp_path):
-    sets.index(tmp_path / "train", 3, (2, 2, 0, 0, 1))
-    rows = sets.index_rows(tmp_path / "val", ["a", "b"], (2, 1), seed=3)
-    rows.append(("", "talked-of", "", "text", "somebody in red", ""))
-    sets.write_csv(tmp_path / "val" / "index.csv", rows)
-    data = People(
-        train=str(tmp_path / "train"),
-        evaluate={"val": str(tmp_path / "val")},
-        sampler=Pairs(people=2, each=2),
-        **SMALL,
-    )
-    split = data.open(0).evaluations["val"]
-    search = split.protocol
-    assert {name: len(rows) for name, rows in search.queries.items()} == {"nir": 2, "text": 1}
-    assert search.person[search.queries["text"][0, TEXT]] not in search.person[search.galleries[0]]
-
-
 def test_what_is_not_there_yet_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("TRAINKIT_DATA", str(tmp_path))
     data = People(
@@ -507,25 +457,3 @@ def test_contradictions_in_the_block_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         sampler = {"name": BLOCK.name, "people": BLOCK.people, "each": BLOCK.each}
         validate(People, {"train": "a", "sampler": sampler} | wrong, {})
-
-
-def test_the_block_is_read_strictly_and_written_back():
-    tree = {
-        "name": "people",
-        "train": "a",
-        "evaluate": {"val": "held_out"},
-        "hold_out": "25%",
-        "image_size": [64, 32],
-        "modalities": ["rgb", "text"],
-        "augment": {"name": "light", "erase": 0.3},
-        "sampler": {"name": "pairs", "people": 4, "each": 3},
-        "modality_dropout": {"p": 0.15},
-        "text": {"tokenizer": "clip", "file": "x.gz", "length": 77},
-    }
-    data = validation.validate(People, tree, TABLES)
-    assert data.hold_out == 0.25 and data.sampler == Pairs(people=4, each=3) and data.block == 12
-    again = validation.to_tree(data)
-    assert again["hold_out"] == "25%" and validation.validate(People, again, TABLES) == data
-    for wrong in ({"sampler": {"name": "pk"}}, {"modality_dropout": {"p": 1.0}}, {"fit": "keep"}):
-        with pytest.raises(ValueError):
-            validation.validate(People, tree | wrong, TABLES)

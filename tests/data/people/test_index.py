@@ -1,9 +1,6 @@
 """The index of a set of people: arrays that say what the set says, whatever order its records have."""
 
-import json
-import os
 import pickle
-import time
 
 import numpy as np
 import people_sets
@@ -13,9 +10,8 @@ from hypothesis import strategies as st
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.people import modalities, sources
+from trainkit.data.people import sources
 from trainkit.data.people.index import PeopleIndex, indexed
-from trainkit.errors import UserError
 from trainkit.interfaces import MODALITIES, RGB, TEXT
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -68,27 +64,6 @@ def test_arrays_say_what_the_reader_found(tmp_path, name):
     assert not pickle.loads(pickle.dumps(index)).ids, "workers need no names"
 
 
-def test_lists_point_at_the_records_they_name(tmp_path):
-    people_sets.orbench(tmp_path / "set", train=1, test=3, others=2)
-    index = indexed(f"{tmp_path / 'set'}#test")
-    known = json.loads((tmp_path / "set" / "test_gallery_and_queries.json").read_text())
-    assert list(index.lists) == [key.lower().replace("+", "_") for key in known if key != "RGB_GALLERY"]
-    assert "nir_text" in index.lists and "text_nir" in index.lists
-    for key, entries in known.items():
-        if key == "RGB_GALLERY":
-            continue
-        queries = index.lists[key.lower().replace("+", "_")]
-        assert queries.dtype == np.int32 and queries.shape == (len(entries), 5)
-        for query, (number, *parts) in zip(queries.tolist(), entries, strict=True):
-            for word, part in zip(key.split("+"), parts, strict=True):
-                row = query[modalities.code(word)]
-                assert part == (index.texts if word == "TEXT" else index.ids)[row]
-                assert index.persons[index.person[row]] == f"{number + 2:04d}"
-            assert sum(row >= 0 for row in query) == len(parts)
-    people_sets.index(tmp_path / "other")
-    assert indexed(str(tmp_path / "other")).lists == {}
-
-
 def test_pictures_are_packed_in_the_order_of_the_index(tmp_path):
     people_sets.market(tmp_path / "set")
     index = indexed(f"{tmp_path / 'set'}#test")
@@ -101,17 +76,6 @@ def test_pictures_are_packed_in_the_order_of_the_index(tmp_path):
         assert np.array_equal(packed.picture(row), image_decode.decode(data, ""))
 
 
-def test_captions_are_no_pictures(tmp_path):
-    people_sets.index(tmp_path / "set", 3, (2, 1, 0, 1, 2))
-    index = indexed(str(tmp_path / "set"))
-    source = index.pictures()
-    assert source.size == 3 * 4 == len(list(source.records()))
-    assert len(index) == 3 * 6
-    (tmp_path / "set" / "sk" / "p01" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"sk/p01/0\.png"):
-        import_images.pack_once(source, (16, 8))
-
-
 def test_one_set_in_two_places_has_one_digest(tmp_path):
     one, other = (indexed(str(people_sets.index(tmp_path / name))) for name in ("one", "other"))
     assert one.digest == other.digest
@@ -121,14 +85,6 @@ def test_one_set_in_two_places_has_one_digest(tmp_path):
     with (tmp_path / "one" / "index.csv").open("a") as stream:
         stream.write(",p00,,text,one more caption,\n")
     assert indexed(str(tmp_path / "one")).digest != one.digest
-
-
-def test_an_empty_set_and_a_missing_one(tmp_path):
-    people_sets.write_csv(tmp_path / "index.csv", [])
-    with pytest.raises(UserError, match="no rows"):
-        indexed(str(tmp_path))
-    assert "does not exist" in sources.missing(str(tmp_path / "gone#train"))
-    assert sources.missing(f"{tmp_path}#train") is None
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,22 +124,3 @@ def test_any_index_comes_back_as_it_was_written(tmp_path_factory, drawn):
     for row in np.flatnonzero(index.of >= 0).tolist():
         assert index.ids[row].startswith(index.ids[index.of[row]])
         assert index.modality[index.of[row]] == RGB
-
-
-@pytest.mark.slow
-def test_the_guide_s_14910_records_are_read_in_a_second(tmp_path):
-    """14,910 RGB images of 320 persons with their captions; files are empty, since none is opened."""
-    lines = []
-    for n in range(14_910):
-        person = f"{n % 320:04d}"
-        (tmp_path / "set" / person).mkdir(parents=True, exist_ok=True)
-        os.close(os.open(tmp_path / "set" / person / f"{n}.jpg", os.O_CREAT))
-        lines.append((f"{person}/{n}.jpg", person, "", "rgb", "A woman in a long red coat with a white bag. " * 4))
-    people_sets.write_csv(tmp_path / "set" / "index.csv", lines, ("path", "person", "camera", "modality", "text"))
-    times = []
-    for _ in range(3):
-        begin = time.process_time()  # other work on the machine does not count
-        assert len(indexed(str(tmp_path / "set"))) == 2 * 14_910
-        times.append(time.process_time() - begin)
-    print(f"read in {min(times):.2f} s")
-    assert min(times) < 1

@@ -98,13 +98,6 @@ def test_a_set_of_one_camera_ignores_nothing_and_says_so(tmp_path):
     assert "every match is from the camera of its query" in of.protocol.rule
 
 
-def test_without_cameras_nothing_is_ignored(tmp_path):
-    records = [(who, "", role) for who in "ab" for role in ("query", "gallery")]
-    of, _, notes = searched(rgb(tmp_path / "s", *records))
-    assert of.protocol.rule.endswith("is known to be from its camera, so none is ignored")
-    assert f"val: {of.protocol.rule}" in notes and ignored(of.protocol) == [[], []]
-
-
 def test_queries_without_another_match_are_counted_and_in_no_mean(tmp_path):
     records = [("a", "1", "query"), ("a", "1", "gallery"), ("b", "1", "query"), ("b", "2", "gallery")]
     of, found, _ = searched(rgb(tmp_path / "s", *records))
@@ -124,13 +117,6 @@ def test_a_caption_is_from_no_camera(tmp_path):
     people_sets.write_csv(tmp_path / "index.csv", lines)
     search = searched(tmp_path)[0].protocol
     assert ignored(search, "text") == [[]] * 4
-
-
-@pytest.mark.parametrize("ending", ["", ".ranked", ".reranked"])
-def test_every_evaluation_of_a_set_has_its_rule(market, ending):
-    root, columns = market
-    of = searched(_index(root, columns), split=f"val{ending}")[0]
-    assert of.protocol.rule.startswith("gallery images of the person from the camera of a query are ignored")
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.people import sources
-from trainkit.data.people.records import EITHER, GALLERY, QUERY, PersonRecord, Records
+from trainkit.data.people.records import EITHER, GALLERY, QUERY, PersonRecord
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, NIR, RGB, SK, TEXT
 
@@ -93,21 +93,6 @@ def test_rows_of_an_index_become_records(tmp_path, columns, lines, expected):
     index(tmp_path, *lines, columns=columns)
     found = read(tmp_path)
     assert {name: getattr(found, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("line", [("n.png", "-1", "nir", ""), ("a.png", "-1", "rgb", "query")])
-def test_a_distractor_is_an_image_of_the_gallery(tmp_path, line):
-    index(tmp_path, line, columns=("path", "person", "modality", "role"))
-    assert "distractor" in str(refused(tmp_path))
-
-
-def test_a_byte_order_mark_quotes_and_blank_lines(tmp_path):
-    people_sets.picture(tmp_path / "a, b.png")
-    text = '\ufeffpath,person,modality,text\r\n\r\n"a, b.png",p,rgb,"says ""hello"",\nthen goes"\r\n'
-    (tmp_path / "index.csv").write_text(text, "utf-8", newline="")
-    rows = read(tmp_path)
-    assert rows.ids[0] == "a, b.png"
-    assert rows.text[1] == 'says "hello", then goes'
 
 
 def test_splits_of_an_index(tmp_path):
@@ -220,12 +205,6 @@ def test_damaged_indexes(tmp_path, text, said):
     assert "index.csv" in str(error)
 
 
-def test_captions_with_half_characters_are_refused(tmp_path):
-    rows = Records("index", "here", tmp_path)
-    with pytest.raises(UserError, match="not in UTF-8"):
-        rows.caption("here", "x", "\ud800", "p")
-
-
 def test_each_folder_is_listed_once(tmp_path, monkeypatch):
     people_sets.index(tmp_path, 3)
     listed, scandir = [], os.scandir
@@ -235,15 +214,6 @@ def test_each_folder_is_listed_once(tmp_path, monkeypatch):
 
 
 # What is found where.
-
-
-@pytest.mark.parametrize("name", ["", "x.txt", "sub"])
-def test_other_things_are_refused(tmp_path, name):
-    (tmp_path / "x.txt").write_text("hello")
-    (tmp_path / "sub").mkdir()
-    error = refused(tmp_path / name)
-    assert "unknown" in str(error)
-    assert "does not exist" in str(refused(tmp_path / "gone"))
 
 
 def test_samples_and_derived_sets_are_folders_with_an_index(tmp_path, monkeypatch):
@@ -329,13 +299,6 @@ def test_orbench_test_keeps_lists_and_their_order(tmp_path):
     assert len(rows.ids) == 2 * 3 + 2 * 2 * 4
 
 
-def test_orbench_knows_two_persons_with_one_caption_apart(tmp_path):
-    people_sets.orbench(tmp_path, train=1, test=2, lists=("TEXT",))
-    edit(tmp_path / "test_gallery_and_queries.json", lambda known: known.update(TEXT=[[0, "A man."], [1, "A man."]]))
-    rows = read(f"{tmp_path}#test")
-    assert [rows.person[query[TEXT]] for query in rows.lists["text"]] == ["0002", "0003"]
-
-
 def test_the_challenge_of_orbench_has_a_train_alone(tmp_path):
     people_sets.challenge(tmp_path, 2)
     rows = read(f"{tmp_path}#train")
@@ -368,12 +331,6 @@ def test_mistakes_in_orbench_train_are_named_by_entry(tmp_path, change, said):
     error = refused(f"{tmp_path}#train")
     assert said in str(error)
     assert error.where == f"{tmp_path / 'train_annos.json'}, entry 1"
-
-
-def test_one_number_for_two_folders_of_orbench(tmp_path):
-    people_sets.orbench(tmp_path, train=2, test=0, lists=())
-    edit(tmp_path / "train_annos.json", lambda a: a[3].update(id=1))
-    assert "entry 3: person 1 in the folder 0002; expected 0001, as before" in str(refused(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -411,15 +368,6 @@ def test_a_folder_of_an_unknown_person_of_orbench(tmp_path):
     people_sets.picture(tmp_path / "nir" / "0077" / "x.jpg")
     (tmp_path / "nir" / "notes.txt").write_text("a file is no person")
     assert "folders of persons that vis does not have: 0077" in str(refused(tmp_path))
-
-
-@pytest.mark.parametrize("text", ["", "[", "{}", '"x"', "[" * 5000, "\udcff"])
-def test_damaged_annotations_of_orbench(tmp_path, text):
-    people_sets.orbench(tmp_path, train=1, test=0, lists=())
-    (tmp_path / "train_annos.json").write_text(text, errors="surrogateescape")
-    assert refused(tmp_path).where == str(tmp_path / "train_annos.json")
-    (tmp_path / "test_gallery_and_queries.json").unlink()
-    assert "no test_gallery_and_queries.json" in str(refused(f"{tmp_path}#test"))
 
 
 def test_market(tmp_path):
@@ -539,8 +487,3 @@ def test_an_index_says_the_same_in_every_form_and_with_columns_of_other_names(tm
     assert found.rows[0] == f"{file}, {first}"
     with pytest.raises(UserError, match=r"no column 'fil'; expected one of its columns: file, pid"):
         read(file, columns={"path": "fil"})
-
-
-def test_columns_are_those_of_an_index(tmp_path, orbench):
-    with pytest.raises(UserError, match=r"data\.columns: given for .*; expected columns of an index"):
-        read(f"{orbench}#train", columns={"person": "pid"})

@@ -79,11 +79,6 @@ def test_words_are_those_of_the_language(text):
     assert words.words(" ".join(words.words(text))) == CUT[text].split()
 
 
-@given(st.text(st.characters(codec="ascii"), max_size=60))
-def test_rules_agree_on_plain_text(text):
-    assert words.words(text, 1) == words.words(text, 2)
-
-
 @given(st.text(max_size=60))
 def test_no_letter_is_lost_and_marks_stay_behind_it(text):
     found = words.words(text)
@@ -93,11 +88,6 @@ def test_no_letter_is_lost_and_marks_stay_behind_it(text):
     )
     assert plain == joined
     assert all(word[0].isalnum() for word in found)
-
-
-def test_captions_of_one_colour_share_their_other_words():
-    new, old = ([set(Words(4096, 77, rule=rule).encode(f"穿{c}色外套的女人")) for c in "红蓝"] for rule in (2, 1))
-    assert len(new[0] & new[1]) == 8 and len(old[0] & old[1]) == 1  # the end alone
 
 
 @pytest.mark.parametrize(
@@ -112,12 +102,6 @@ def test_captions_of_one_colour_share_their_other_words():
 def test_captions_that_lose_their_words_are_counted(texts, said):
     tokens = Words(1000, 5)
     assert tokenizer.losses(tokens, tokenizer.table(tokens, texts)) == said
-
-
-@given(st.text(max_size=60), st.integers(3, 70_000), st.integers(2, 20))
-def test_any_text_becomes_ids_with_one_end(text, vocabulary, length):
-    ids = Words(vocabulary, length).encode(text)
-    assert len(ids) <= length and ids[-1] == vocabulary - 1 and all(0 < i < vocabulary - 1 for i in ids[:-1])
 
 
 # ---- CLIP ------------------------------------------------------------------------------------------------------------
@@ -177,15 +161,6 @@ def _made() -> Clip:
         path = Path(folder) / "merges.txt"
         path.write_text("\n".join(["#version: 0.2", *PAIRS]))
         return Clip(path, length=60)
-
-
-@given(st.text(max_size=30))
-def test_the_quick_cut_of_plain_text_is_the_slow_one(text):
-    text = text.lower()
-    slow = list(words.pieces("ä " + text + " ä"))
-    if text.isascii():
-        assert slow == ["ä", *words.pieces(text), "ä"]
-    assert "".join(slow) == "".join(("ä " + text + " ä").split())
 
 
 def test_text_is_cleaned_as_clips_is(clip):
@@ -262,8 +237,3 @@ def test_ids_below_the_share_are_left_out_and_the_others_move_up(seed, share):
                 kept = [first + int(draw[first:end].argmax())]
             expected = [*row[:first], *(row[i] for i in kept), row[end]]
             assert left == expected + [0] * (len(row) - len(expected))
-
-
-def test_nothing_is_left_of_no_captions():
-    none = np.zeros((0, 8), np.uint16)
-    assert tokenizer.leave_out(none, np.zeros((0, 8)), 0.5, None, 49).shape == (0, 8)

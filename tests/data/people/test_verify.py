@@ -54,9 +54,3 @@ def test_only_sets_of_people_are_of_this_kind(tmp_path):
     people_sets.picture(tmp_path / "classes" / "x" / "0.png")
     for place in (tmp_path / "list.csv", tmp_path / "classes", tmp_path / "nothing"):
         assert kinds.at(place).name != "people"
-
-
-def test_an_index_with_errors_is_a_problem_in_a_sentence(tmp_path):
-    people_sets.write_csv(tmp_path / "index.csv", [("a.png", "a", "", "rgb", "", "")])
-    (said,) = verify.verify(tmp_path)
-    assert "a.png is not in" in said

@@ -147,16 +147,6 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
         import_images.import_pictures(root, tmp_path / "no", size=None, store="decoded")
 
 
-def test_damage_in_pictures_of_their_own_sizes_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "HASHED_AT_OPEN", 0)
-    import_images.import_pictures(own_sizes(tmp_path), tmp_path / "set", size=None)
-    packed_rows.damage(Packed(tmp_path / "set"), "image", 2, 40)
-    data = Packed(tmp_path / "set")
-    data.picture(1)
-    with pytest.raises(UserError, match=r"row 2 \(c1/1\.png\).*checksum"):
-        data.picture(2)
-
-
 def grouped(tmp_path: Path) -> Path:
     import_images.import_pictures(people(tmp_path / "people"), tmp_path / "set", size=(8, 8), group=r"/(\d)\.")
     return tmp_path / "set"
@@ -196,12 +186,6 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
         Packed(folder)
 
 
-def test_rows_that_are_not_there_are_a_mistake_of_the_caller(folder):
-    for row in (-1, 12):
-        with pytest.raises(ValueError, match=f"row {row} of a set of 12"):
-            Packed(folder).fetch(np.asarray([row]))
-
-
 def test_decoded_and_encoded_hold_the_same_pixels(tmp_path):
     source = people(tmp_path / "people")
     for store in ("decoded", "encoded"):
@@ -238,14 +222,6 @@ def _refuses(folder: Path) -> bool:
     except UserError:
         return True
     return False
-
-
-def test_a_label_out_of_range_is_named_by_its_row(folder):
-    labels = Packed(folder).labels.copy()
-    labels[9] = 3
-    packed_rows.rewrite(Packed(folder), label=labels)
-    with pytest.raises(UserError, match=r"row 9 .*label 3"):
-        Packed(folder)
 
 
 def test_an_import_that_fails_leaves_nothing(tmp_path):
@@ -315,25 +291,10 @@ def test_odd_things_are_warnings(tmp_path):
     assert "p2/1.png = z/0.bmp" in shared
 
 
-def test_info_says_what_is_there(folder):
-    facts = verify_images.info(folder)
-    assert facts["images"] == 12 and facts["classes"] == 3
-    assert facts["images_per_class"] == {"least": 4, "median": 4.0, "most": 4}
-    assert facts["bytes"] == sum(f.stat().st_size for f in folder.iterdir() if f.name != "manifest.json")
-
-
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
     stream = io.BytesIO()
     image.save(stream, kind, **options)
     return stream.getvalue()
-
-
-def test_a_picture_lying_on_its_side_is_set_upright():
-    pixels = picture(0)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    upright = image_decode.decode(encoded(Image.fromarray(pixels), exif=exif), "")
-    assert (upright == np.rot90(pixels, -1)).all()
 
 
 def animated() -> bytes:
@@ -452,20 +413,6 @@ def test_a_decoder_that_differs_is_not_asked_twice(tmp_path, monkeypatch, caplog
     for row, make in enumerate(PLAIN.values()):
         assert (images[row].transpose(1, 2, 0) == image_decode.decode(make(), "")).all()
     assert len(asked) == 1 and "other pixels than the import" in caplog.text and "row 0" in caplog.text
-
-
-@pytest.mark.parametrize("proved", [0, image_store._PROOFS])
-def test_what_the_decoder_cannot_read_pillow_does(tmp_path, monkeypatch, proved):
-    data = packed_bytes(tmp_path / "set", [PLAIN["4:2:0"]()])
-    data._proved = proved
-
-    def broken(encoded) -> np.ndarray:
-        raise ValueError("no")
-
-    for decoder in (broken, None):
-        monkeypatch.setattr(image_decode, "plain_decoder", lambda decoder=decoder: decoder)
-        vars(data).pop("_decoder", None)
-        assert (data.picture(0) == image_decode.decode(PLAIN["4:2:0"](), "")).all()
 
 
 def test_threads_read_what_one_reads(tmp_path, monkeypatch):

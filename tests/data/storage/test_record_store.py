@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -148,26 +145,6 @@ def test_a_label_that_is_no_person_is_refused_at_once(folder, at, data, said):
         in_place(folder)
 
 
-def test_on_a_network_disk_the_table_is_read_into_memory(folder, monkeypatch):
-    whole = in_place(folder).fetch(np.arange(48))
-    monkeypatch.setattr(recordio.files, "on_network", lambda place: True)
-    lies = in_place(folder)
-    assert (lies.fetch(np.arange(48)) == whole).all()
-    assert lies._table.flags.writeable, "and not mapped"
-
-
-def test_a_read_only_folder_has_its_table_in_the_cache_of_the_user(folder, monkeypatch, tmp_path):
-    monkeypatch.delenv("TRAINKIT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.setenv("TRAINKIT_DATA", str(folder))
-    folder.chmod(0o555)
-    try:
-        in_place(folder)
-    finally:
-        folder.chmod(0o755)
-    assert len(list((tmp_path / "user").rglob("recordio-*.npy"))) == 1 and len(list(folder.iterdir())) == 3
-
-
 def test_copies_are_found_among_images_compared_by_look_and_the_others_are_said_to_be_unknown(folder, tmp_path):
     pairs = tmp_path / "pairs"
     pairs.mkdir()
@@ -220,17 +197,3 @@ def test_a_training_on_it_is_that_on_the_packed_set_to_the_bit_also_when_it_is_i
     (folder / "train.rec").write_bytes(content)
     with pytest.raises(UserError, match="data"):
         run(*words(folder), recipe=recipe, resume="")
-
-
-def test_processes_that_start_together_make_the_table_once(folder, cache):
-    code = (
-        "import sys; from pathlib import Path; from trainkit.data.formats import recordio; recordio._KEPT = 0;"
-        "made = recordio._made; recordio._made = lambda *a: print('made') or made(*a);"
-        "recordio.open_table(Path(sys.argv[1]))"
-    )
-    jobs = [
-        subprocess.Popen([sys.executable, "-c", code, folder / "train.rec"], stdout=subprocess.PIPE, text=True)
-        for _ in range(3)
-    ]
-    assert sorted(job.communicate()[0] for job in jobs) == ["", "", "made\n"]
-    assert isinstance(json.loads(next(cache.glob("recordio-*.json")).read_text()), str)

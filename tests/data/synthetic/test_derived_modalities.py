@@ -2,9 +2,8 @@
 
 import csv
 import json
-import os
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
-from tests.data.synthetic.test_faces import together
 from trainkit.data.synthetic import derived_modalities
 from trainkit.errors import UserError
 from trainkit.interfaces import CP, MODALITIES, NIR, RGB, SK
@@ -67,12 +65,6 @@ def test_half_stay_rgb_and_of_four_or_more_no_modality_is_left_out(person, count
     if count >= 6:
         assert kept[RGB] == (count + 1) // 2
     assert codes == derived_modalities.divided(person, count)
-
-
-def test_people_do_not_all_keep_the_same_places():
-    assert len({tuple(derived_modalities.divided(f"id{i}", 5)) for i in range(40)}) > 20
-    lacking = {tuple(code in derived_modalities.divided(str(i), 3) for code in (NIR, CP, SK)) for i in range(60)}
-    assert len(lacking) == 3  # two of three photographs are derived, and each modality is left out for somebody
 
 
 def test_the_folder_holds_every_photograph_once_in_one_modality(cache, tmp_path):
@@ -142,22 +134,6 @@ def test_a_caption_is_of_photographs_that_are_not_in_the_gallery(cache, tmp_path
     assert [row["text"] for row in after] != [row["text"] for row in index(derived_modalities.folder(source))]
 
 
-def _make(folder, queue):
-    os.environ["TRAINKIT_CACHE"] = os.path.join(folder, "cache")
-    from pathlib import Path
-
-    home = derived_modalities.folder(Path(folder) / "photographs")
-    queue.put((os.getpid(), home.stat().st_ino, len(list(home.rglob("*.png")))))
-
-
-@pytest.mark.slow
-def test_processes_that_start_together_make_one_set(tmp_path):
-    people(tmp_path / "photographs", {"ann": 12, "bob": 12})
-    answers = together(_make, tmp_path)
-    assert answers[0][1:] == answers[1][1:] and answers[0][2] == 24
-    assert answers[0][0] != answers[1][0]
-
-
 # ---- mistakes
 
 
@@ -197,14 +173,6 @@ def test_kuwahara_is_the_mean_of_the_square_that_varies_least():
     assert np.array_equal(derived_modalities.kuwahara(picture, radius), expected)
 
 
-def test_kuwahara_keeps_a_step_and_flattens_noise():
-    step = np.full((20, 20, 3), 60, np.uint8)
-    step[:, 10:] = 200
-    assert np.array_equal(derived_modalities.kuwahara(step, 3), step)
-    noise = np.random.default_rng(0).integers(90, 110, (30, 30, 3), dtype=np.uint8)
-    assert derived_modalities.kuwahara(noise, 3).std() < 0.6 * noise.std()
-
-
 def test_a_dodged_picture_is_white_where_it_is_even_and_dark_on_the_dark_side_of_an_edge():
     step = np.full((20, 30, 3), 200, np.uint8)
     step[:, :15] = 50
@@ -229,25 +197,6 @@ def test_derived_pictures_have_the_size_of_the_photograph_and_depend_on_the_gene
     assert one.std() > 3 and np.array_equal(picture, before)
 
 
-def test_a_sketch_is_mostly_paper_and_infrared_is_not_grey():
-    picture = photograph(6, 112, 112)
-    drawn = derived_modalities.sketch(picture, np.random.default_rng(0))
-    assert (drawn > 200).mean() > 0.5
-    red, blue = (np.zeros((64, 64, 3), np.uint8) for _ in range(2))
-    red[..., 0], blue[..., 2] = 150, 150
-    for seed in range(5):
-        pair = [derived_modalities.infrared(colour, np.random.default_rng(seed)).mean() for colour in (red, blue)]
-        assert pair[0] > 3 * pair[1]
-
-
-def test_pencils_are_few():
-    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    tones = derived_modalities.kuwahara(picture, 2).astype(int)
-    nearest = {int(((derived_modalities.PENCILS - tone) ** 2).sum(1).argmin()) for tone in tones.reshape(-1, 3)}
-    assert len(derived_modalities.PENCILS) == 20 and 5 < len(nearest) <= 20
-    assert (derived_modalities.PENCILS >= 0).all() and (derived_modalities.PENCILS < 256).all()
-
-
 def test_a_hand_moves_things_a_little_and_invents_none():
     picture = photograph(8, 90, 70)
     moved = derived_modalities.by_hand(picture, np.random.default_rng(0), 0.02)
@@ -259,22 +208,6 @@ def test_a_hand_moves_things_a_little_and_invents_none():
         np.abs(derived_modalities.by_hand(column, np.random.default_rng(0), 0.02).astype(int) - column).max()
         <= 0.02 * 70 * 4
     )
-
-
-def test_strokes_are_grain_of_unit_size_along_a_slant():
-    grain = derived_modalities.strokes((200, 200), np.random.default_rng(0))
-    assert abs(grain.mean()) < 0.1 and grain.std() == pytest.approx(1, abs=0.1)
-    slants = [np.corrcoef(grain[3:, 3:].ravel(), grain[:-3, :-3].ravel())[0, 1]]
-    slants.append(np.corrcoef(grain[3:, :-3].ravel(), grain[:-3, 3:].ravel())[0, 1])
-    assert max(slants) > 0.3 and min(slants) < 0.1
-
-
-def test_large_photographs_are_shrunk_before_they_are_derived(cache, tmp_path):
-    source = people(tmp_path / "photographs", {"ann": 4}, height=600, width=300)
-    home = derived_modalities.folder(source)
-    for row in index(home):
-        size = pixels(home / row["path"]).shape[:2]
-        assert size == ((600, 300) if row["modality"] == "rgb" else (256, 128))
 
 
 # ---- words
@@ -320,21 +253,6 @@ def test_traits_are_measured_where_they_are():
     assert degree("glasses", number(rim, "glasses")) == 2
 
 
-def test_light_alone_changes_no_trait_but_skin():
-    picture = np.random.default_rng(0).integers(60, 120, (112, 112, 3), dtype=np.uint8)
-    bright = (picture + 1) * 2 - 1  # one is added before anything is divided
-    names = [trait.name for trait in derived_modalities.TRAITS]
-    ratio = derived_modalities.measured(bright) / derived_modalities.measured(picture)
-    assert ratio == pytest.approx([2.0 if name == "skin" else 1.0 for name in names], rel=1e-6)
-
-
-def test_other_sizes_are_measured_as_if_they_were_112():
-    large = np.array(Image.fromarray(photograph(3, 112, 112)).resize((224, 224), Image.Resampling.BICUBIC))
-    assert derived_modalities.measured(large) == pytest.approx(
-        derived_modalities.measured(photograph(3, 112, 112)), rel=0.15, abs=0.02
-    )
-
-
 def test_a_caption_says_only_what_was_measured():
     ways = {}  # words to what they stand for
     for i, trait in enumerate(derived_modalities.TRAITS):
@@ -360,25 +278,6 @@ def test_a_caption_says_only_what_was_measured():
         assert text.endswith(".") and text.count(".") == (2 if len(said) > 1 else 1)
 
 
-def test_traits_have_a_wording_for_each_degree_between_rising_cuts():
-    for trait in derived_modalities.TRAITS:
-        assert len(trait.words) == len(trait.cuts) + 1 and list(trait.cuts) == sorted(trait.cuts), trait.name
-
-
-def test_wordings_differ_and_no_two_degrees_share_one():
-    every = [way for t in derived_modalities.TRAITS for words in t.words if words for way in words.split(" | ")]
-    assert len(every) == len(set(every))
-    numbers = np.array([trait.cuts[0] * 0.5 for trait in derived_modalities.TRAITS])
-    assert len({derived_modalities.caption(numbers, np.random.default_rng(seed)) for seed in range(50)}) == 50
-
-
-def test_nothing_to_say_is_said(monkeypatch):
-    silent = derived_modalities.Trait("crown", (30, 82, 0, 6), (0.5,), ("", "dark hair"))
-    monkeypatch.setattr(derived_modalities, "TRAITS", (silent,))
-    assert "nothing stands out" in derived_modalities.caption(np.array([0.0]), np.random.default_rng(0))
-    assert "dark hair." in derived_modalities.caption(np.array([0.5]), np.random.default_rng(0))
-
-
 # ---- on photographs of faces
 
 
@@ -394,18 +293,6 @@ def faces(shared, tmp_path_factory):
         patch.setenv("TRAINKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         home = derived_modalities.folder(source)
     return home, index(home)
-
-
-def test_faces_have_all_modalities_and_captions(faces):
-    _, rows = faces
-    by_person = defaultdict(Counter)
-    for row in rows:
-        by_person[row["person"]][row["modality"]] += 1
-    assert len(by_person) == 15
-    for counted in by_person.values():
-        assert set(counted) == {"rgb", "nir", "cp", "sk"}
-    assert all(row["text"] for row in rows if row["modality"] == "rgb")
-    assert all(20 < len(row["text"]) < 400 for row in rows if row["text"])
 
 
 def test_captions_tell_people_apart_better_than_chance(faces):

@@ -1,7 +1,6 @@
 """Processes that read batches for a training, and what happens when one of them dies, raises, hangs or is stopped.
 
-Each is the one worker of a DataLoader of its own, so that what becomes of it touches no other. What a worker reads is a
-pure function of its key, so another one in its place reads the same bits.
+What a worker reads is a pure function of its key, so another one in its place reads the same bits.
 """
 
 from __future__ import annotations
@@ -67,10 +66,13 @@ class Readable(Protocol):
 
 
 class Workers:
-    """Processes that read a split. Close it, or leave it as a context, and none is left."""
+    """Processes that read a split: those of one DataLoader. Close it, or leave it as a context, and none is left.
+
+    A loss ends all of them, and as many others read what was asked for and is not there yet.
+    """
 
     def __init__(self, split: Readable, loader: Loader, tell: Callable[[str], None] | None = None):
-        """`tell` is called with a sentence whenever a process had to be replaced.
+        """`tell` is called with a sentence whenever processes had to be replaced.
 
         Raises UserError for a way to start them that this system has not.
         """
@@ -78,87 +80,24 @@ class Workers:
             remedy = "remove it to use the platform's default"
             raise UserError("loader.start", f"{loader.start}, which this platform does not have", "spawn", remedy)
         self._split, self._loader, self._tell = split, loader, tell
-        self._workers: list[_Worker] = []
+        self._patience = math.ceil(loader.timeout.seconds / _LOOKS_EVERY)
         self._restarts, self._owner, self._closed = 0, os.getpid(), False
+        self._asked: deque[tuple[Key, BatchMemory | None]] = deque()
+        """The key of each batch that is to come, and where a worker leaves it; None where there is no such memory:
+        torch shares arrays."""
+        self.processes: list[BaseProcess] = []
 
     def read(self, keys: Iterable[Key]) -> Iterator[Batch]:
         """Start the processes, and return the batches of `keys` in their order.
 
-        A UserError of a read is raised where its batch stands, and no sooner. A worker that is lost is replaced,
-        RESTARTS times in all; then a UserError says what it was reading.
+        A UserError of a read is raised where its batch stands, and no sooner. Lost processes are replaced, RESTARTS
+        times in all; then a UserError says what was being read.
         """
-        many = self._loader.workers
         # Before multiprocessing's own, registered earlier, which would wait for them.
         atexit.register(self.close)
-        for place, some in enumerate(itertools.tee(keys, many)):
-            self._workers.append(_Worker(self._split, self._loader, itertools.islice(some, place, None, many)))
-        return self._batches()
-
-    def _batches(self) -> Iterator[Batch]:
-        for worker in itertools.cycle(self._workers):
-            if (batch := self._taken(worker)) is None:
-                return
-            yield batch
-
-    def _taken(self, worker: _Worker) -> Batch | None:
-        while worker.asked and not self._closed:
-            try:
-                return worker.take()
-            except (_Lost, OSError, ValueError, RuntimeError) as lost:
-                if self._closed:  # by another thread
-                    return None
-                if not isinstance(lost, _Lost):
-                    raise
-                self._replace(worker, lost)
-        return None
-
-    def _replace(self, worker: _Worker, lost: _Lost) -> None:
-        """Have another process read in the place of one that is lost. Raises UserError after RESTARTS of them."""
-        key, _ = worker.asked[0]
-        reading = f"loader, epoch {key[0]}, rows {few(map(str, key[1].tolist()), 8)} of {self._split.name}"
-        self._restarts += 1
-        if self._restarts > RESTARTS:
-            self.close()
-            again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
-            remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
-            raise UserError(reading, f"{lost}{again}", remedy=remedy) from None
-        said = f"{reading}: {lost}; replaced ({self._restarts} of {RESTARTS} times)"
-        _log.warning("%s", said)
-        if self._tell is not None:
-            self._tell(said)
-        worker.replace()
-
-    def close(self) -> None:
-        """End all, whatever they are at."""
-        if self._closed or os.getpid() != self._owner:
-            return
-        self._closed = True
-        atexit.unregister(self.close)
-        for worker in self._workers:
-            worker.process.kill()
-        for worker in self._workers:
-            worker.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
-
-
-class _Lost(Exception):
-    """Raised with a sentence about what became of a worker."""
-
-
-class _Worker:
-    """One process, and the batches that it was asked for and has not given yet."""
-
-    def __init__(self, split: Readable, loader: Loader, keys: Iterator[Key]):
-        self._split, self._loader, self._keys = split, loader, keys
-        self._patience = math.ceil(loader.timeout.seconds / _LOOKS_EVERY)
-        self.asked: deque[tuple[Key, BatchMemory | None]] = deque()
-        """The key of each, and where the worker leaves it; None where there is no such memory: torch shares arrays."""
+        self._keys = iter(keys)
         self._start()
+        return iter(self._next, None)
 
     def _start(self) -> None:
         self._lost: _Lost | None = None
@@ -167,7 +106,7 @@ class _Worker:
             batch_size=None,
             sampler=self._requests(),
             collate_fn=_same,
-            num_workers=1,
+            num_workers=self._loader.workers,
             prefetch_factor=self._loader.prefetch,
             timeout=self._loader.timeout.seconds / self._patience,
             multiprocessing_context=self._loader.start,
@@ -177,7 +116,7 @@ class _Worker:
         handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
         try:
             # As many queues as it makes: of one that gets too few, torch prints a traceback.
-            room = [multiprocessing.get_context(self._loader.start).Queue() for _ in range(3)]
+            room = [multiprocessing.get_context(self._loader.start).Queue() for _ in range(self._loader.workers + 2)]
             del room
             with _held_signals():
                 self._answers: Any = iter(loader)
@@ -188,22 +127,35 @@ class _Worker:
         if handler is not None and threading.current_thread() is threading.main_thread():
             # torch's would raise wherever the training stands, within a step or a checkpoint as well.
             signal.signal(signal.SIGCHLD, handler)
-        # Nor may it where it stays, since another thread starts the worker or the system hides the signal.
+        # Nor may it where it stays, since another thread starts the workers or the system hides the signal.
         torch._C._remove_worker_pids(id(self._answers))
         self._answers._worker_pids_set = False
-        self.process: BaseProcess = self._answers._workers[0]
+        self.processes = list(self._answers._workers)
 
     def _requests(self) -> Iterator[tuple[int, np.ndarray, str | None]]:
-        """Yield what the DataLoader hands to its process, as it has room for more."""
+        """Yield what the DataLoader hands to its processes, as it has room for more."""
         with_memory = batch_memory.possible()
         for key in self._keys:
             memory = BatchMemory() if with_memory else None
-            self.asked.append((key, memory))
+            self._asked.append((key, memory))
             yield (*key, memory.path if memory else None)
 
-    def take(self) -> Batch:
-        """Return the batch that it was asked for first. Raises UserError as reading it did, _Lost for other ends."""
-        (_, memory), batch = self.asked[0], None
+    def _next(self) -> Batch | None:
+        """Return the next batch, None behind the last one and when this was closed by another thread."""
+        while self._asked and not self._closed:
+            try:
+                return self._take()
+            except (_Lost, OSError, ValueError, RuntimeError) as lost:
+                if self._closed:
+                    return None
+                if not isinstance(lost, _Lost):
+                    raise
+                self._replace(lost)
+        return None
+
+    def _take(self) -> Batch:
+        """Return the batch that was asked for first. Raises UserError as reading it did, _Lost for other ends."""
+        (_, memory), batch = self._asked[0], None
         if self._lost is None:
             try:
                 batch = self._answer()
@@ -214,20 +166,21 @@ class _Worker:
             batch = memory.batch()
         if batch is None:
             raise self._lost or _Lost("a worker process left no batch")
-        self.asked.popleft()
+        self._asked.popleft()
         if memory is not None:
             memory.close()
         return batch
 
     def _answer(self) -> Batch | None:
-        """Wait until the DataLoader has what its process says. Raises UserError as reading did, _Lost for all else."""
+        """Wait until the DataLoader has what a process says. Raises UserError as reading did, _Lost for all else."""
         # In parts, of which one is over early where all processes were stopped for hours and go on: that is no silence.
         for _ in range(self._patience):
             try:
                 answer = next(self._answers, None)
-            except RuntimeError as error:  # all that a DataLoader says of its process
-                if not self.process.is_alive():
-                    raise _Lost(f"a worker process {_ended(self.process.exitcode)}") from None
+            except RuntimeError as error:  # all that a DataLoader says of its processes
+                for process in self.processes:
+                    if not process.is_alive():
+                        raise _Lost(f"a worker process {_ended(process.exitcode)}") from None
                 if "timed out" not in str(error):
                     raise
                 continue
@@ -241,26 +194,60 @@ class _Worker:
             return answer
         raise _Lost(f"a worker process was silent for {self._loader.timeout.seconds:g} s (loader.timeout)")
 
-    def replace(self) -> None:
-        """End it, and have another one read all that it was asked for."""
-        self.process.kill()
-        self.end()
-        self._keys = itertools.chain([key for key, _ in self.asked], self._keys)
-        self.asked.clear()
+    def _replace(self, lost: _Lost) -> None:
+        """Have other processes read all that is to come. Raises UserError when it was done RESTARTS times before."""
+        key, _ = self._asked[0]
+        reading = f"loader, epoch {key[0]}, rows {few(map(str, key[1].tolist()), 8)} of {self._split.name}"
+        self._restarts += 1
+        if self._restarts > RESTARTS:
+            self.close()
+            again = f"; {RESTARTS} were replaced before" if RESTARTS else ""
+            remedy = "set loader.workers=0 to read in the training process; --resume continues the run"
+            raise UserError(reading, f"{lost}{again}", remedy=remedy) from None
+        said = f"{reading}: {lost}; replaced ({self._restarts} of {RESTARTS} times)"
+        _log.warning("%s", said)
+        if self._tell is not None:
+            self._tell(said)
+        self._end()
+        self._keys = itertools.chain([key for key, _ in self._asked], self._keys)
+        self._asked.clear()
         self._start()
 
-    def end(self) -> None:
-        """Wait until it is gone, after it was killed; one that is stopped dies of that too."""
-        self.process.join(GRACE)
+    def _end(self) -> None:
+        """End all processes, whatever they are at; one that is stopped dies of that too."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join(GRACE)
         # A DataLoader's end sets this event, whose lock a killed process may hold for ever.
         self._answers._workers_done_event = threading.Event()
         self._answers._shutdown_workers()
         self._answers = iter(())
-        with contextlib.suppress(ValueError):  # of one that is still there
-            self.process.close()
-        for _, memory in self.asked:
+        for process in self.processes:
+            with contextlib.suppress(ValueError):  # of one that is still there
+                process.close()
+        for _, memory in self._asked:
             if memory is not None:
                 memory.close()
+
+    def close(self) -> None:
+        """End all processes."""
+        if self._closed or os.getpid() != self._owner:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self.processes:
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+
+class _Lost(Exception):
+    """Raised with a sentence about what became of a worker."""
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,8 +52,7 @@ def folder(path: Path) -> Path:
         raise UserError(str(path), "no images", "photographs of people in <person>/<image>.jpg")
     made = cache.place(f"derived-{cache.key(['derived', VERSION, str(path.absolute())], files)}")
     what = f"deriving modalities of {path}"
-    cache.make_once(made, lambda it: (it / "derived.json").is_file(), lambda _: _write(path, files, made), what)
-    return made
+    return cache.fill_once(made, "derived.json", lambda aside: _write(path, files, aside), what)
 
 
 def divided(person: str, count: int) -> list[int]:
@@ -70,25 +68,18 @@ def divided(person: str, count: int) -> list[int]:
 
 
 def _write(path: Path, files: Sequence[Path], to: Path) -> None:
-    aside = to.with_name(f".{to.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    try:
-        people: dict[str, list[Path]] = {}
-        damaged: list[str] = []
-        for photograph in files:
-            people.setdefault(photograph.parent.name, []).append(photograph)
-        rows = [row for person, some in people.items() for row in _person(person, some, aside, damaged)]
-        if damaged:
-            raise import_images.unusable(str(path), damaged, "repair or remove them")
-        with open(aside / "index.csv", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([("path", "person", "camera", "modality", "text"), *rows])
-        what = "modalities computed from photographs by trainkit.data.synthetic; none is a real recording"
-        about = {"what": what, "made_from": str(path), "version": VERSION, "seed": SEED, "people": len(people)}
-        (aside / "derived.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        shutil.rmtree(to, ignore_errors=True)
-        aside.rename(to)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    people: dict[str, list[Path]] = {}
+    damaged: list[str] = []
+    for photograph in files:
+        people.setdefault(photograph.parent.name, []).append(photograph)
+    rows = [row for person, some in people.items() for row in _person(person, some, to, damaged)]
+    if damaged:
+        raise import_images.unusable(str(path), damaged, "repair or remove them")
+    with open(to / "index.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([("path", "person", "camera", "modality", "text"), *rows])
+    what = "modalities computed from photographs by trainkit.data.synthetic; none is a real recording"
+    about = {"what": what, "made_from": str(path), "version": VERSION, "seed": SEED, "people": len(people)}
+    (to / "derived.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 def _person(person: str, photographs: Sequence[Path], to: Path, damaged: list[str]) -> list[Row]:

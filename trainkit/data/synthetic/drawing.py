@@ -7,12 +7,11 @@ fill polygons otherwise, which a test notices. No number from a drawn set belong
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFilter
 
-from trainkit.errors import UserError
-from trainkit.paths import make_private, user_cache
+from trainkit.data import cache
+from trainkit.paths import user_cache
 
 ABOUT = "sample.json"
 """The file of a set that says how it was made; a folder that has it is whole."""
@@ -33,47 +32,20 @@ Colour = Sequence[float] | np.ndarray
 
 def root() -> Path:
     """Return where sets are kept: `$TRAINKIT_CACHE`, else `$TRAINKIT_DATA/.trainkit-sample`, else the user's cache."""
-    if cache := os.environ.get("TRAINKIT_CACHE"):
-        return Path(cache)
+    if chosen := os.environ.get("TRAINKIT_CACHE"):
+        return Path(chosen)
     if data := os.environ.get("TRAINKIT_DATA"):
         return Path(data) / ".trainkit-sample"
     return user_cache()
 
 
-def drawn_once(name: str, write: Callable[[Path], None], megabytes: int) -> Path:
-    """Return the folder `name` under `root()`, written by `write` if it is not there.
-
-    `write` fills a folder that does not exist yet, `sample.json` last; the folder gets its name when `write` has
-    returned, so that no reader sees a half. Of processes that ask at the same time one writes and the others wait.
+def drawn_once(name: str, write: Callable[[Path], None]) -> Path:
+    """Return the folder `name` under `root()`, written by `write`, `sample.json` last, if it is not there.
 
     Raises:
-        UserError: the folder cannot be written (no permission, disk full); `megabytes` says how much it needs.
+        UserError: the folder cannot be written (no permission, disk full).
     """
-    from filelock import FileLock
-
-    target = root() / name
-    if (target / ABOUT).is_file():
-        return target
-    aside = target.with_name(f"{target.name}.part")
-    try:
-        make_private(target.parent)
-        with FileLock(f"{target}.lock"):
-            if (target / ABOUT).is_file():
-                return target
-            for stale in (aside, target):
-                if stale.exists():
-                    shutil.rmtree(stale)
-            write(aside)
-            aside.rename(target)
-    except OSError as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise UserError(
-            str(target),
-            f"the sample set cannot be written ({error})",
-            f"a writable folder with {megabytes} MB free",
-            "set TRAINKIT_DATA or TRAINKIT_CACHE to another folder",
-        ) from error
-    return target
+    return cache.fill_once(root() / name, ABOUT, write, f"drawing the sample set {name}")
 
 
 def write_about(to: Path, what: str, version: int, seed: int, **facts: Any) -> None:
@@ -127,7 +99,7 @@ def turned(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return total
 
 
-@cache
+@functools.cache
 def circle(n: int) -> np.ndarray:
     """Return n points of the unit circle, float64 (n, 2)."""
     turns = [2 * math.pi * i / n for i in range(n)]

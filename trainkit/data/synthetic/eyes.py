@@ -42,7 +42,7 @@ def folder() -> Path:
     `sample.json`, which says which labels are wrong. Images are RGB, 32 high and 64 wide. People of `val` are not in
     `train`.
     """
-    return drawing.drawn_once(f"eyes-v{VERSION}", _write, megabytes=30)
+    return drawing.drawn_once(f"eyes-v{VERSION}", _write)
 
 
 def rows(split: str) -> list[tuple[int, int, str, bool]]:

@@ -43,7 +43,7 @@ def folder(image_size: int = 64) -> Path:
     """
     if not 16 <= image_size <= 256:
         raise UserError("data.image_size", f"{image_size} with synthetic faces", "16 to 256 pixels")
-    return drawing.drawn_once(f"faces-v{VERSION}-{image_size}", lambda aside: _write(aside, image_size), megabytes=50)
+    return drawing.drawn_once(f"faces-v{VERSION}-{image_size}", lambda aside: _write(aside, image_size))
 
 
 def pairs() -> list[tuple[str, str, int]]:

@@ -120,7 +120,7 @@ def folder() -> Path:
 
     Holds `train/<class>/<n>.png`, `val/<class>/<n>.png` and `sample.json`. Images are RGB, 32 x 32 pixels.
     """
-    return drawing.drawn_once(f"objects-v{VERSION}-{SIZE}", _write, megabytes=20)
+    return drawing.drawn_once(f"objects-v{VERSION}-{SIZE}", _write)
 
 
 def _write(to: Path) -> None:

@@ -61,7 +61,7 @@ def folder() -> Path:
     Holds `train/image/<id>.nii.gz`, `train/label/<id>.nii.gz`, the same for `val`, and `sample.json`. Images are int16
     with a slope, 128 x 128 x 16..20 voxels of 1.25 x 1.25 x 3.85 mm, the third axis from back to front.
     """
-    return drawn_once(f"orbits-v{VERSION}", _write, megabytes=30)
+    return drawn_once(f"orbits-v{VERSION}", _write)
 
 
 def patients(split: str) -> list[int]:

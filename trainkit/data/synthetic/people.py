@@ -81,7 +81,7 @@ def folder() -> Path:
     `<modality>/<person>/<n>.png` (`nir/p0012/1.png`), and `sample.json`. A caption has a row of its own, whose `of` is
     the path of the colour image it describes. Images are 64 high and 32 wide, RGB or grey.
     """
-    return drawing.drawn_once(f"people-v{VERSION}", _write, megabytes=30)
+    return drawing.drawn_once(f"people-v{VERSION}", _write)
 
 
 def people(split: str) -> range:

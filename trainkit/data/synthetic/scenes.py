@@ -67,7 +67,7 @@ def folder() -> Path:
     Holds images `train/0000.png` and `val/0240.png` (RGB, 96 high and 128 wide), their masks of the same names in
     `trainannot` and `valannot` (palette files: the index is the class, 255 is not labelled), and `sample.json`.
     """
-    return drawing.drawn_once(f"scenes-v{VERSION}", _write, megabytes=20)
+    return drawing.drawn_once(f"scenes-v{VERSION}", _write)
 
 
 def numbers(split: str) -> range:
