@@ -17,7 +17,8 @@ from torch import nn
 
 from trainkit.checkpoint.safe_load import load_into, read_centres, read_tensors, write_tensors
 from trainkit.errors import UserError
-from trainkit.models.face_backbones import IResNet, MobileFaceNet
+from trainkit.models.face_backbones import build
+from trainkit.models.network_specs import IResNetSpec, MobileFaceNetSpec
 
 
 def net() -> nn.Module:
@@ -103,10 +104,11 @@ def test_shared_tensors_are_written_each_in_full(tmp_path):
     )
 
 
-@pytest.mark.parametrize("make", [lambda: IResNet((1, 1, 1, 1), 8, 16, 0.125), lambda: MobileFaceNet(8, 16, 0.125)])
-def test_a_face_network_gives_the_same_embeddings_after_its_file(tmp_path, make):
+@pytest.mark.parametrize("spec", [IResNetSpec(name="iresnet18", embedding=8, width=0.125),
+                                  MobileFaceNetSpec(name="mobilefacenet", embedding=8, width=0.125)])  # fmt: skip
+def test_a_face_network_gives_the_same_embeddings_after_its_file(tmp_path, spec):
     torch.manual_seed(1)
-    one, other, x = make(), make(), torch.randn(4, 3, 16, 16)
+    one, other, x = build(spec, (3, 16, 16)), build(spec, (3, 16, 16)), torch.randn(4, 3, 16, 16)
     one(x)  # moves the running statistics
     torch.save({f"module.{k}": v for k, v in one.state_dict().items()}, tmp_path / "net.pth")
     load_into(other, read_tensors(tmp_path / "net.pth"), "net.pth")

@@ -309,6 +309,7 @@ def test_the_loss_of_a_full_recipe_is_its_authors(name, authors):
 # MONAI
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_the_losses_are_monais(background):
     from monai.losses import DiceLoss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import pytest
@@ -68,18 +69,6 @@ def test_the_parameters_are_those_of_a_count_by_layers(classes, aux):
     assert parameters(on_meta(BiSeNetV2, classes, aux=aux, head=512)) == v2(classes, aux, 512)
 
 
-def test_the_sizes_are_those_that_are_published():
-    """13.27 M and 3.34 M are what tables of others say for 19 classes, by heads that differ a little."""
-    assert parameters(on_meta(BiSeNetV1, 19, aux=False)) / 1e6 == pytest.approx(13.27, rel=0.005)
-    assert parameters(on_meta(BiSeNetV2, 19, aux=False)) / 1e6 == pytest.approx(3.34, rel=0.01)
-
-
-def test_both_forms_of_the_fusion_module_have_as_many_parameters_as_the_public_files():
-    """With the auxiliary heads and 19 classes."""
-    assert parameters(on_meta(BiSeNetV1, 19, fusion="squeeze")) == 13_392_441
-    assert parameters(on_meta(BiSeNetV1, 19, fusion="conv")) == 13_425_721
-
-
 def test_the_fusion_module_with_one_convolution_is_its_formula():
     fuse = bisenet.Fusion(6, 4, "conv").eval()
     fuse.bn.running_mean.uniform_(-1, 1)
@@ -138,15 +127,6 @@ def test_every_parameter_learns_and_only_the_last_norms_of_residuals_hold_others
 
 
 @BOTH
-def test_without_auxiliary_heads_there_is_one_output_and_nothing_is_idle(make):
-    net = make(4, width=0.25, aux=False)
-    out = net(torch.randn(2, 3, 32, 32))["logits"]
-    assert len(out) == 1
-    out[0].sum().backward()
-    assert all(p.grad is not None for p in net.parameters())
-
-
-@BOTH
 def test_only_heads_are_named_so(make):
     names = {name.partition(".")[0] for name, _ in make(4, width=0.25).named_parameters()}
     assert {name for name in names if "head" in name} == {"head", "aux_heads"}
@@ -183,8 +163,9 @@ def block(name: str) -> list[str]:
     return [f"{name}.conv.weight", *norm(f"{name}.bn")]
 
 
-def published_v1(fusion: str = "squeeze") -> list[str]:
-    names = [f"cp.resnet.{name}" for name in on_meta(BiSeNetV1, 19).encoder.state_dict()]
+def published_v1(fusion: str = "squeeze", encoder: Iterable[str] = ()) -> list[str]:
+    encoder = encoder or on_meta(BiSeNetV1, 19).encoder.state_dict()
+    names = [f"cp.resnet.{name}" for name in encoder]
     for arm in ("cp.arm16", "cp.arm32"):
         names += [*block(f"{arm}.conv"), f"{arm}.conv_atten.weight", *norm(f"{arm}.bn_atten")]
     for name in ("cp.conv_head32", "cp.conv_head16", "cp.conv_avg", "sp.conv1", "sp.conv2", "sp.conv3", "sp.conv_out"):
@@ -263,10 +244,3 @@ def test_it_is_exported_with_any_batch_and_agrees(make):
     other = torch.randn(3, 3, 64, 96)
     with torch.no_grad():
         torch.testing.assert_close(exported(other)["logits"][0], net(other)["logits"][0])
-
-
-def test_a_stage_that_halves_keeps_what_is_beside_it_at_first():
-    layer = bisenet.GatherExpansion(8, 8)
-    nn.init.zeros_(layer.project.bn.weight)
-    x = torch.rand(2, 8, 6, 6)
-    torch.testing.assert_close(layer(x), x)

@@ -42,11 +42,6 @@ def test_sides_are_rounded_up_to_multiples(length, multiple):
     assert found % multiple == 0 and found >= max(1, round(length)) and found - multiple < max(1, round(length))
 
 
-def test_what_arithmetic_adds_to_a_side_is_no_further_multiple():
-    assert 1600 * 1.1 > 1760 and round_up(1600 * 1.1, 32) == 1760
-    assert round_up(353, 32) == 384
-
-
 @pytest.mark.parametrize("corners", [False, True])
 @pytest.mark.parametrize("mirrors", [(False, False), (False, True), (True, False), (True, True)])
 @pytest.mark.parametrize(("scales", "multiple"), [((1.0,), 1), ((1.0,), 8), ((0.5, 1.0, 1.75), 4), ((0.3, 1.25), 1)])
@@ -158,8 +153,3 @@ def test_scores_in_half_precision_are_averaged_in_float32():
         found = probabilities(COARSE, image, scales=(1.0, 2.0), mirrors=(True, True))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.sum(1), torch.ones(1, 16, 16), rtol=0, atol=1e-5)
-
-
-def test_half_a_window_is_refused():
-    with pytest.raises(ValueError, match="expected both sides or none"):
-        probabilities(COARSE, pictures(1, 3, 8, 8), window=(8, 0))

@@ -197,11 +197,6 @@ def test_evaluation_asks_no_other_process(monkeypatch):
     assert len(asked) == 2  # where it learns, each of its norms asks
 
 
-def test_batch_leaves_everything_as_it_is():
-    net = small()
-    assert convert(net, "batch") is net and type(net[1]) is nn.BatchNorm2d
-
-
 @pytest.mark.parametrize(
     ("channels", "most", "groups"),
     [(64, 32, 16), (128, 32, 32), (96, 32, 24), (24, 32, 6), (7, 32, 1), (3, 32, 1), (128, 8, 8), (50, 32, 10)],
@@ -252,5 +247,3 @@ def test_a_norm_alone_keeps_its_mode_and_what_is_frozen():
     for kind in ("sync", "group"):
         made = convert(norm, kind)
         assert not made.training and not any(p.requires_grad for p in made.parameters())
-    with pytest.raises(ValueError, match="groups is 0"):
-        convert(norm, "group", 0)

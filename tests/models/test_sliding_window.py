@@ -119,6 +119,7 @@ def test_a_volume_smaller_than_a_window_is_padded_on_both_sides_with_its_lowest_
     sliding_probabilities(forward, image, (7, 6, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gaussian", "constant"])
 @pytest.mark.parametrize(
     ("shape", "window", "overlap"),

@@ -576,11 +576,10 @@ REASONS = {
         "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
     },
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
-    "a name of the library's own list, with random weights": {
+    "a name of the library's own list, with random weights or tensors that `weights` has read": {
         "models/bisenet.py timm.create_model", "models/timm_classifier.py timm.create_model",
         "models/emcad.py timm.create_model",
     },
-    "tensors that `weights` has read": {"models/segmentation_2_5d.py timm.create_model"},
     "files of data, read by `table.open_table`": {"data/hub.py huggingface_hub.snapshot_download"},
     "a card, whose values are words; `datasets` lists the files that it names": {
         "data/hub.py datasets.load_dataset_builder",

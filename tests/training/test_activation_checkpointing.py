@@ -30,7 +30,7 @@ NETS = {
     "bisenetv2": ("segment", "{name: bisenetv2, width: 0.25}", FLAT),
     "unet": ("tom500", UNET, CUBE),
     "dynunet": ("tom500", DYNUNET, CUBE),
-    "slices": ("tom500", "{name: slices, decoder: unet, encoder: resnet18}", (1, 2, 64, 64)),
+    "emcad": ("tom500", "{name: emcad, encoder: pvt_v2_b0}", (1, 2, 64, 64)),
 }
 TIMM = {
     "resnet18": {"drop_path_rate": 0.3},

@@ -37,13 +37,12 @@ pytestmark = pytest.mark.usefixtures("store")
 ADADISTILL, TEACHER = (ROOT / "recipes" / name for name in ("adadistill.yaml", "face_teacher.yaml"))
 VIT = (
     "{model: vit_tiny_patch16_224, args: {depth: 2, embed_dim: 24, num_heads: 2, patch_size: 8}, embedding: 16, "
-    "lora: {rank: 2}, drop_path: 0.1, text: {layers: 1, width: 16, heads: 2, dropout: 0.1}, "
-    "fusion: {name: transformer, layers: 1, heads: 2, dropout: 0.1}}"
+    "lora: {rank: 2}, drop_path: 0.1, text: {layers: 1, width: 16, heads: 2}, "
+    "fusion: {name: transformer, layers: 1, heads: 2}}"
 )
 IRESNET = "{name: iresnet18, embedding: 16, width: 0.0625}"
 IR = "{name: ir18, embedding: 16, width: 0.0625}"
 SMP = "{name: smp, encoder: tu-resnet10t, decoder: unet, args: {decoder_channels: [16, 16, 8, 8, 8]}}"
-SLICES = "{name: slices, encoder: tu-resnet10t, decoder: unet, filters: [16, 8, 8]"
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +96,7 @@ def mixed(tmp_path_factory):
 
 
 SMALL_EYES = "{name: eye_baseline, base_channels: 16, num_blocks: 2, head: avg, embedding: 16}"
-BOUNDARY = "{ohem: {}, dice: 0.5, lovasz: 0.5, near: {}}"
+TERMS = "{ohem: {}, dice: 0.5, lovasz: 0.5, near: {}}"
 VAL, IN_TWOS = "{val: {every: 2 steps}}", "{val: {every: 2 steps, batch_size: 2}}"
 VOLUMES = "{val: {every: 2 steps}, patches: {split: val.patches, every: 2 steps, batch_size: 8}}"
 SEPARATION = "{val: {every: 2 steps}, separation: {split: val.separation, every: 2 steps}}"
@@ -131,11 +130,10 @@ CASES = {
     "bisenetv2, scales": (*SCENES, SCALES, {}),
     "bisenetv1": (*SCENES, IN_TWOS, {"task.net": "{name: bisenetv1, width: 0.125, encoder: resnet10t}"}),
     "smp": (*SCENES, IN_TWOS, {"task.net": SMP}),
-    "group norm": (*SCENES, IN_TWOS, {"task.norm": "{name: group}", "task.points": "null", "task.objective": BOUNDARY}),
+    "group norm": (*SCENES, IN_TWOS, {"task.norm": "{name: group}", "task.points": "null", "task.objective": TERMS}),
     "unet": (*ORGANS, VOLUMES, {}),
     "dynunet": (*ORGANS, VOLUMES, patch("{name: dynunet, filters: [4, 8, 16, 16]}")),
-    "slices 2.5-D": (*ORGANS, VOLUMES, patch(SLICES + ", neighbours: 1}")),
-    "emcad": (*ORGANS, VOLUMES, patch("{name: emcad, encoder: pvt_v2_b0}")),
+    "emcad": (*ORGANS, VOLUMES, patch("{name: emcad, encoder: pvt_v2_b0, neighbours: 1}")),
 }
 """Name to recipe, fixture, words of the fixture, batch size, evaluations, and other settings."""
 EACH_TASK = ("convnext", "eye_baseline", "adadistill", "reid", "bisenetv2", "unet")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("store")
 REID = ROOT / "recipes" / "reid.yaml"
 TINY = (
     "{model: resnet18, args: {layers: [1, 1, 1, 1], channels: [8, 8, 16, 16]}, embedding: 16, "
-    "text: {layers: 1, width: 16, heads: 2, dropout: 0.1}, fusion: {name: transformer, layers: 1, heads: 2}}"
+    "text: {layers: 1, width: 16, heads: 2}, fusion: {name: transformer, layers: 1, heads: 2}}"
 )
 
 

@@ -23,7 +23,7 @@ SHAPE, SPACING = (512, 512, 20), (0.3125, 0.3125, 3.85)
 
 NETS = {
     "dynunet": "{name: dynunet, filters: [4, 8, 16, 16]}",
-    "slices 2.5-D": "{name: slices, encoder: tu-resnet10t, decoder: unetplusplus, filters: [16, 8, 8], neighbours: 1}",
+    "emcad 2.5-D": "{name: emcad, encoder: pvt_v2_b0, neighbours: 1}",
     "emcad": "{name: emcad, encoder: pvt_v2_b0}",
 }
 

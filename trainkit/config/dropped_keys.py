@@ -53,6 +53,13 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
     },
     ("data.sampler", "pairs"): {"short": _SHORT, "epoch": Dropped("anchors", "set batches_per_epoch")},
     ("task", "reid"): {"circle": Dropped(None, "use triplet or contrast")},
+    ("task.net.text", "reid"): {
+        "dropout": Dropped(0.0, "use data.token_dropout"),
+        "lora": Dropped(None, "train the text encoder whole, at a lower rate by optim.groups"),
+        "tune": Dropped("all", "train the text encoder whole, at a lower rate by optim.groups"),
+    },
+    ("task.net.fusion", "reid"): {"dropout": Dropped(0.0, "use optim.weight_decay")},
+    ("task.points", "segment2d"): {"coarse_each_layer": Dropped(False, "remove it")},
     ("task.objective", "segment2d"): {
         "boundary": Dropped(0.0, "use near, which weighs pixels near boundaries"),
         "boundary_width": Dropped(3, "remove it"),

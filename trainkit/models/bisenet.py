@@ -114,7 +114,16 @@ class Fusion(nn.Module):
         return x + x * share.sigmoid()
 
 
-class BiSeNetV1(nn.Module):
+class _BiSeNet(nn.Module):
+    multiple = 32
+    """The sides of an image must be multiples of it."""
+    stride = 8
+    """How many times the main logits are smaller than the image."""
+    least = 2
+    """How many images batch norm must see at once in training: there are maps of one value per image."""
+
+
+class BiSeNetV1(_BiSeNet):
     """BiSeNet of Yu et al., ECCV 2018: a spatial path of four convolutions beside the context path of an encoder.
 
     `encoder` is a network of timm with maps at strides 4 to 32 (the paper's is ResNet-18), here with random weights;
@@ -122,13 +131,6 @@ class BiSeNetV1(nn.Module):
     encoder's map at stride 4. In the public implementation the fusion module has the learning rate of the heads:
     `match: "*fusion*"` beside `"*head*"`.
     """
-
-    multiple = 32
-    """The sides of an image must be multiples of it."""
-    stride = 8
-    """How many times the main logits are smaller than the image."""
-    least = 2
-    """How many images batch norm must see at once in training: there are maps of one value per image."""
 
     def __init__(
         self,
@@ -259,7 +261,7 @@ class Aggregation(nn.Module):
         return self.conv(fine + _times(coarse, 4))
 
 
-class BiSeNetV2(nn.Module):
+class BiSeNetV2(_BiSeNet):
     """BiSeNet V2 of Yu et al., IJCV 2021: a wide shallow branch for detail beside a narrow deep one for meaning.
 
     `width` scales all channels, `head` is how many the main head has before its classes. `fine` is the detail
@@ -267,13 +269,6 @@ class BiSeNetV2(nn.Module):
     semantic branch; while training they add 45 % to the multiply-adds. Those are 24.6 G for an image of 512 x 1024
     pixels; the paper says 21.15 G, which a head of 664 channels would give.
     """
-
-    multiple = 32
-    """The sides of an image must be multiples of it."""
-    stride = 8
-    """How many times the main logits are smaller than the image."""
-    least = 2
-    """How many images batch norm must see at once in training: there are maps of one value per image."""
 
     def __init__(self, classes: int, in_channels: int = 3, width: float = 1.0, aux: bool = True, head: int = 1024):
         super().__init__()
@@ -317,16 +312,12 @@ class BiSeNetV2(nn.Module):
         return {"logits": logits, "fine": detail[1]}
 
 
-_PUBLISHED_V1 = {
+_V1 = {
     "cp.resnet.": "encoder.",
-    "cp.arm16.conv.": "attention16.conv.",
-    "cp.arm16.conv_atten.": "attention16.share.",
-    "cp.arm16.bn_atten.": "attention16.bn.",
-    "cp.arm32.conv.": "attention32.conv.",
-    "cp.arm32.conv_atten.": "attention32.share.",
-    "cp.arm32.bn_atten.": "attention32.bn.",
-    "cp.conv_head32.": "up32.",
-    "cp.conv_head16.": "up16.",
+    "cp.arm": "attention",
+    ".conv_atten.": ".share.",
+    ".bn_atten.": ".bn.",
+    "cp.conv_head": "up",
     "cp.conv_avg.": "mean.",
     "sp.conv1.": "spatial.0.",
     "sp.conv2.": "spatial.1.",
@@ -339,46 +330,48 @@ _PUBLISHED_V1 = {
     "ffm.bn.": "fusion.bn.",
     "conv_out.conv.": "head.conv.",
     "conv_out.conv_out.": "head.out.",
-    "conv_out16.conv.": "aux_heads.0.conv.",
-    "conv_out16.conv_out.": "aux_heads.0.out.",
-    "conv_out32.conv.": "aux_heads.1.conv.",
-    "conv_out32.conv_out.": "aux_heads.1.out.",
+    "conv_out16.": "aux_heads.0.",
+    "conv_out32.": "aux_heads.1.",
+    ".conv_out.": ".out.",
 }
-
-
-def _published_v2() -> dict[str, str]:
-    names = {f"detail.S{i + 1}.": f"detail.{i}." for i in range(3)}
-    for part in ("conv", "left", "fuse"):
-        names[f"segment.S1S2.{part}."] = f"semantic.0.0.{part}."
-    for stage, (theirs, count) in enumerate((("S3", 2), ("S4", 2), ("S5_4", 4)), start=1):
-        for i in range(count):
-            old, new = f"segment.{theirs}.{i}.", f"semantic.{stage}.{i}."
-            names[f"{old}conv1."] = f"{new}conv."
-            for j, word in enumerate(("dwconv1", "dwconv2") if i == 0 else ("dwconv",)):
-                names |= _pair(f"{old}{word}.", 0, f"{new}depthwise.{j}.")
-            names |= _pair(f"{old}conv2.", 0, f"{new}project.")
-            if i == 0:
-                names |= _pair(f"{old}shortcut.", 0, f"{new}beside.0.") | _pair(f"{old}shortcut.", 2, f"{new}beside.1.")
-    context = {"bn": "bn", "conv_gap": "mean", "conv_last": "conv"}
-    names |= {f"segment.S5_5.{old}.": f"context.{new}." for old, new in context.items()}
-    for old, new in {"left1": "detail", "right2": "semantic"}.items():
-        names |= _pair(f"bga.{old}.", 0, f"aggregation.{new}.each.") | {f"bga.{old}.2.": f"aggregation.{new}.mix."}
-    for old, new in {"left2": "detail_down", "right1": "semantic_up", "conv": "conv"}.items():
-        names |= _pair(f"bga.{old}.", 0, f"aggregation.{new}.")
-    names |= {"head.conv.": "head.conv.", "head.conv_out.1.": "head.out."}
-    for i, old in enumerate(("aux2", "aux3", "aux4", "aux5_4")):
-        new = f"aux_heads.{i}"
-        names |= {
-            f"{old}.conv.": f"{new}.conv.",
-            f"{old}.conv_out.0.1.": f"{new}.second.",
-            f"{old}.conv_out.1.": f"{new}.out.",
-        }
-    return names
-
-
-def _pair(old: str, at: int, new: str) -> dict[str, str]:
-    """A convolution and its batch norm as two members of a sequence."""
-    return {f"{old}{at}.": f"{new}conv.", f"{old}{at + 1}.": f"{new}bn."}
+"""Parts of names in the public implementation's files of V1 to those here, replaced one after the other."""
+_LAYERS = {
+    ".dwconv1.": ".depthwise.0.",
+    ".dwconv2.": ".depthwise.1.",
+    ".dwconv.": ".depthwise.0.",
+    ".conv2.": ".project.",
+    ".shortcut.": ".beside.0.",
+    "bga.left1.": "aggregation.detail.each.",
+    "bga.right2.": "aggregation.semantic.each.",
+    "bga.left2.": "aggregation.detail_down.",
+    "bga.right1.": "aggregation.semantic_up.",
+    "bga.conv.": "aggregation.conv.",
+}
+"""Of V2, a convolution and its batch norm as members 0 and 1 of a sequence, here `conv` and `bn`."""
+_V2 = {
+    "detail.S1.": "detail.0.",
+    "detail.S2.": "detail.1.",
+    "detail.S3.": "detail.2.",
+    "segment.S1S2.": "semantic.0.0.",
+    "segment.S5_5.bn.": "context.bn.",
+    "segment.S5_5.conv_gap.": "context.mean.",
+    "segment.S5_5.conv_last.": "context.conv.",
+    "segment.S3.": "semantic.1.",
+    "segment.S4.": "semantic.2.",
+    "segment.S5_4.": "semantic.3.",
+    ".shortcut.2.": ".beside.1.conv.",
+    ".shortcut.3.": ".beside.1.bn.",
+    "bga.left1.2.": "aggregation.detail.mix.",
+    "bga.right2.2.": "aggregation.semantic.mix.",
+    **{f"{old}{i}.": f"{new}{word}." for old, new in _LAYERS.items() for i, word in enumerate(("conv", "bn"))},
+    ".conv1.": ".conv.",
+    "aux2.": "aux_heads.0.",
+    "aux3.": "aux_heads.1.",
+    "aux4.": "aux_heads.2.",
+    "aux5_4.": "aux_heads.3.",
+    ".conv_out.0.1.": ".second.",
+    ".conv_out.1.": ".out.",
+}
 
 
 def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -386,15 +379,12 @@ def from_published(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     A file is taken for one of V1 or V2 by the modules that only those have.
     """
-    if any(name.startswith("cp.resnet.") for name in tensors):
-        names = _PUBLISHED_V1
-    elif any(name.startswith("bga.") for name in tensors):
-        names = _published_v2()
-    else:
-        return dict(tensors)
-    return {_renamed(name, names): tensor for name, tensor in tensors.items()}
+    of_v1, of_v2 = (any(name.startswith(start) for name in tensors) for start in ("cp.resnet.", "bga."))
+    parts = _V1 if of_v1 else _V2 if of_v2 else {}
 
+    def renamed(name: str) -> str:
+        for theirs, ours in parts.items():
+            name = name.replace(theirs, ours)
+        return name
 
-def _renamed(name: str, names: Mapping[str, str]) -> str:
-    old = next((old for old in names if name.startswith(old)), "")
-    return names[old] + name[len(old) :] if old else name
+    return {renamed(name): tensor for name, tensor in tensors.items()}

@@ -1,4 +1,6 @@
-"""EMCAD: a light decoder of multi-scale depth-wise convolutions and attention over the maps of a hierarchical encoder.
+"""EMCAD: a light decoder of multi-scale convolutions and attention over an encoder's maps, for each slice of a volume.
+
+For anisotropic volumes: if slices are a dozen times as far apart as voxels, adjacent slices have little in common.
 
 Rahman, Munir, Marculescu, "EMCAD: Efficient Multi-scale Convolutional Attention Decoding for Medical Image
 Segmentation" (CVPR 2024, arXiv 2405.06880), written from the paper: with maps of 512, 320, 128 and 64 channels
@@ -19,12 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
 from trainkit.models.patch_geometry import check_patch, format_sides
-from trainkit.models.segmentation_2_5d import Slices, about_slices, probe
-from trainkit.models.segmentation_specs import EmcadSpec, Form, timm_name
-from trainkit.models.timm_classifier import feature_info, refuse_unknown
+from trainkit.models.segmentation_specs import EmcadSpec, Form
+from trainkit.models.timm_classifier import feature_info, misfits_refused, refuse_unknown
 
 STRIDES = (4, 8, 16, 32)
 """Strides of the four maps of the encoder, finest first."""
@@ -181,32 +181,65 @@ class Emcad(nn.Module):
         return scores if self.training else scores[0]
 
 
+class Slices(nn.Module):
+    """A 2-D network applied to every slice of a volume, with `neighbours` slices on either side as further channels."""
+
+    def __init__(self, net: nn.Module, neighbours: int = 0):
+        super().__init__()
+        self.net, self.neighbours = net, neighbours
+
+    def forward(self, image: Tensor) -> Tensor | list[Tensor]:
+        """Volumes (B, C, D, H, W) to class scores (B, classes, D, H, W); a list if the network returns one."""
+        out = self.net(with_neighbours(image, self.neighbours))
+        volumes = [
+            scores.unflatten(0, (image.shape[0], image.shape[2])).transpose(1, 2)
+            for scores in (out if isinstance(out, list) else [out])
+        ]
+        return volumes if isinstance(out, list) else volumes[0]
+
+
+def with_neighbours(image: Tensor, neighbours: int) -> Tensor:
+    """Volumes (B, C, D, H, W) to images (B*D, C*(2*neighbours+1), H, W): each slice between those beside it.
+
+    At either end the last slice is repeated. The channels of one slice lie side by side.
+    """
+    depth = image.shape[2]
+    at = torch.arange(depth, device=image.device)
+    beside = [image[:, :, (at + k).clamp(0, depth - 1)] for k in range(-neighbours, neighbours + 1)]
+    return torch.cat(beside, 1).transpose(1, 2).flatten(0, 1)
+
+
 def build(spec: EmcadSpec, meta: DatasetInfo) -> tuple[nn.Module, str]:
-    """Build the network of `spec`, with random weights; return also a description."""
+    """Build the network of `spec`, with random weights; return also a description.
+
+    Raises UserError for an encoder that timm does not have, or without such maps of such slices.
+    """
     import timm
 
-    check_patch(spec.name, meta.shape[1:], (1, STRIDES[-1], STRIDES[-1]))
-    refuse_unknown(spec.encoder, "task.net.encoder")
-    name = timm_name(spec.encoder)
+    where, sides = "task.net.encoder", meta.shape[1:]
+    check_patch(spec.name, sides, (1, STRIDES[-1], STRIDES[-1]))
+    refuse_unknown(spec.encoder, where)
     given: dict[str, Any] = {"drop_path_rate": spec.drop_path} if spec.drop_path else {}
-    try:
-        strides = feature_info(timm.create_model(name, features_only=True)).reduction()
+    with misfits_refused(where, spec.encoder, f"a network with maps at strides {', '.join(map(str, STRIDES))}"):
+        strides = feature_info(timm.create_model(spec.encoder, features_only=True)).reduction()
         if not set(STRIDES) <= set(strides):
             raise ValueError(f"maps at strides {', '.join(map(str, strides))}")
         encoder = timm.create_model(
-            name,
+            spec.encoder,
             features_only=True,
             in_chans=meta.shape[0] * (2 * spec.neighbours + 1),
             out_indices=tuple(i for i, stride in enumerate(strides) if stride in STRIDES),
             **given,
         )
-    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        wanted = f"a network with maps at strides {', '.join(map(str, STRIDES))}"
-        raise UserError("task.net.encoder", f"{spec.encoder}: {reason}"[:300], wanted) from error
-    net = Emcad(encoder, meta.classes, spec.kernels, spec.expansion, spec.form)
-    made = Slices(net, spec.neighbours)
-    probe(made, meta, spec.encoder)
-    decoder = sum(p.numel() for p in net.decoder.parameters())
-    about = f"{spec.encoder} with kernels {format_sides(spec.kernels)}, {about_slices(spec.neighbours, STRIDES[-1])}"
-    return made, f"{about}, {decoder:,} of them in the decoder"
+    inner = Emcad(encoder, meta.classes, spec.kernels, spec.expansion, spec.form)
+    net = Slices(inner, spec.neighbours).eval()
+    what = f"{spec.encoder} on slices of {format_sides(sides[1:])} voxels"
+    with misfits_refused(where, what, remedy="use another encoder"), torch.no_grad():
+        scores = net(torch.zeros(1, meta.shape[0], 1, *sides[1:], device=next(net.parameters()).device))
+        if scores.shape != (1, meta.classes, 1, *sides[1:]):
+            raise ValueError(f"scores of shape {tuple(scores.shape)}, not one per voxel and class")
+    seen = f"each slice with {spec.neighbours} on either side" if spec.neighbours else "each slice alone"
+    multiple = format_sides((1, STRIDES[-1], STRIDES[-1]))
+    decoder = sum(p.numel() for p in inner.decoder.parameters())
+    about = f"{spec.encoder} with kernels {format_sides(spec.kernels)}, {seen}, patch sides multiples of {multiple}"
+    return net.train(), f"{about}, {decoder:,} parameters in the decoder"

@@ -1,9 +1,9 @@
-"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone with one of four heads.
+"""Small networks for eye crops: a ConvNeXt or depthwise-separable backbone, and a mean or a transformer over its map.
 
 After the networks of an eye-state classifier (OCEC and its ConvNeXt fork, 32 x 64 pixels), written from their
 description: ConvNeXt blocks (Liu et al., CVPR 2022, arXiv 2201.03545), depthwise-separable ones (Howard et al., 2017,
-arXiv 1704.04861), transformer (Vaswani et al., NeurIPS 2017) and MLP-mixer (Tolstikhin et al., NeurIPS 2021) over a
-grid of pooled tokens. B images, C channels, H x W places of a map, T tokens, D length of the embedding.
+arXiv 1704.04861), and a transformer (Vaswani et al., NeurIPS 2017) over a grid of pooled tokens. B images, C channels,
+H x W places of a map, T tokens, D length of the embedding.
 
 Different from the origin on purpose: the LayerNorm over channels of the paper at each place alone, where GroupNorm with
 one group let places move each other; a head that always gives the embedding which every loss reads, so that each weight
@@ -38,25 +38,17 @@ class EyeNet(nn.Module):
 
     def __init__(self, shape: tuple[int, int, int], spec: EyeSpec):
         super().__init__()
-        blocks, head, grid = spec.num_blocks, spec.head, spec.grid
+        blocks, with_tokens = spec.num_blocks, spec.head == "transformer"
         channels = channels_of(spec.base_channels, blocks)
-        size = _map_size(shape[1:], spec.name, blocks, grid if head in ("transformer", "mlp_mixer") else (1, 1))
+        size = _map_size(shape[1:], spec.name, blocks, spec.grid if with_tokens else (1, 1))
         # Stochastic depth (Huang et al., ECCV 2016): later blocks are left out more often.
         rates = [spec.drop_path * (i + 1) / blocks for i in range(blocks)]
         convnext = spec.name == "eye_convnext"
         block = partial(Block, layer_scale=spec.layer_scale) if convnext else SeparableBlock
-        stem = _patches if convnext else _halved
-        self.stem = stem(shape[0], spec.base_channels)
+        self.stem = (_patches if convnext else _halved)(shape[0], spec.base_channels)
         self.blocks = nn.Sequential(*map(block, [spec.base_channels, *channels[:-1]], channels, rates))
         last = channels[-1]
-        if head == "transformer":
-            self.head: nn.Module = Transformer(last, size, grid, spec.dropout)
-        elif head == "mlp_mixer":
-            self.head = MLPMixer(last, size, grid, spec.dropout)
-        elif head == "avgmax_mlp":
-            self.head = AverageMaxMLP(last, spec.dropout)
-        else:
-            self.head = Average(spec.dropout)
+        self.head = Transformer(last, size, spec.grid, spec.dropout) if with_tokens else Average(spec.dropout)
         self.projection = nn.Linear(last, spec.embedding) if spec.embedding and spec.embedding != last else None
         self.apply(_first_weights)
 
@@ -180,7 +172,7 @@ class SeparableBlock(nn.Module):
 
 
 class Average(nn.Module):
-    """The mean of the map over its places. `dropout`, here and below, is the share of what is pooled set to zero."""
+    """The mean of the map over its places. `dropout` is the share of what is pooled set to zero."""
 
     def __init__(self, dropout: float = 0.0):
         super().__init__()
@@ -189,21 +181,6 @@ class Average(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C)."""
         return self.dropout(x.mean((2, 3)))
-
-
-class AverageMaxMLP(nn.Module):
-    """Mean and largest value of each channel through two linear layers with GELU between."""
-
-    def __init__(self, channels: int, dropout: float = 0.0):
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.hidden = nn.Linear(2 * channels, channels)
-        self.out = nn.Linear(channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C)."""
-        pooled = torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)
-        return self.out(F.gelu(self.hidden(self.dropout(pooled))))
 
 
 class TokenGrid(nn.Module):
@@ -261,44 +238,11 @@ class TransformerLayer(nn.Module):
         self.qkv = nn.Linear(channels, 3 * channels)
         self.out = nn.Linear(channels, channels)
         self.norm2 = nn.LayerNorm(channels)
-        self.mlp = _mlp(channels, max(128, 2 * channels))
+        hidden = max(128, 2 * channels)
+        self.mlp = nn.Sequential(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels))
 
     def forward(self, x: Tensor) -> Tensor:
         """Keeps the shape (B, T, C)."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))
-
-
-class MLPMixer(nn.Module):
-    """Two mixer layers over the tokens; the mean of the tokens. Its sizes are chosen here: the origin's are unknown."""
-
-    def __init__(self, channels: int, size: tuple[int, int], grid: tuple[int, int], dropout: float = 0.0):
-        super().__init__()
-        self.tokens = TokenGrid(size, grid)
-        self.dropout = nn.Dropout(dropout)
-        self.layers = nn.Sequential(*(MixerLayer(grid[0] * grid[1], channels) for _ in range(HEAD_LAYERS)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C)."""
-        return self.layers(self.dropout(self.tokens(x))).mean(1)
-
-
-class MixerLayer(nn.Module):
-    """Two linear layers along the tokens, then two along the channels; both behind a norm and added to their input."""
-
-    def __init__(self, tokens: int, channels: int):
-        super().__init__()
-        self.norm1 = nn.LayerNorm(channels)
-        self.along_tokens = _mlp(tokens, 4 * tokens)
-        self.norm2 = nn.LayerNorm(channels)
-        self.along_channels = _mlp(channels, max(128, 2 * channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Keeps the shape (B, T, C)."""
-        x = x + self.along_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.along_channels(self.norm2(x))
-
-
-def _mlp(channels: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels))

@@ -88,11 +88,6 @@ class LoraLinear(nn.Linear):
         own = torch.eye(self.parts, device=up.device, dtype=up.dtype)[:, None, :, None] * self.scale
         return (up * own).flatten(3).flatten(1, 2)
 
-    @torch.no_grad()
-    def merged(self, modality: int) -> Tensor:
-        """(out, in): the weight of a plain layer that does the same for one modality."""
-        return self.weight + (self._up()[modality].T @ self.lora_down[modality]).to(self.weight.dtype)
-
 
 def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> list[str]:
     """Add corrections to linear layers of `net`, in place; return their names.

@@ -94,7 +94,7 @@ class Network:
 # ---- Embeddings ------------------------------------------------------------------------------------------------------
 
 Backbone = Literal["eye_convnext", "eye_baseline"]
-Head = Literal["avg", "avgmax_mlp", "transformer", "mlp_mixer"]
+Head = Literal["avg", "transformer"]
 MOST_CHANNELS = 4096
 """Of a map, which doubles them as the network gets deeper."""
 
@@ -111,10 +111,9 @@ class EyeSpec:
     num_blocks: Annotated[int, Field(ge=1, le=16)] = 4
     """Number of blocks."""
     head: Head = "transformer"
-    """Layers between the last map and the embedding: mean (`avg`), mean and maximum with an MLP (`avgmax_mlp`), or a
-    transformer or MLP-mixer over a grid of tokens."""
+    """Layers between the last map and the embedding: its mean (`avg`), or a `transformer` over a grid of tokens."""
     grid: tuple[Annotated[int, Field(ge=1, le=32)], Annotated[int, Field(ge=1, le=32)]] = (2, 4)
-    """Rows and columns of tokens, for the heads `transformer` and `mlp_mixer`."""
+    """Rows and columns of tokens, for the head `transformer`."""
     embedding: Channels | None = None
     """Length of the embedding. None: the channels of the last map. Any other length adds a linear layer."""
     drop_path: FractionBelowOne = 0.0
@@ -284,21 +283,13 @@ class TextSpec:
     """Let a token attend only to itself and earlier tokens, as in CLIP."""
     activation: Literal["gelu", "quick_gelu"] = "gelu"
     """`gelu`, or `quick_gelu`: x sigmoid(1.702 x), with which OpenAI's CLIP was trained."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the output of each half of a block that is set to zero in training."""
     weights: str | None = None
     """Initial weights: a file with CLIP's text tower (names of OpenAI or OpenCLIP), `run:NAME` or `models:/ID`. None:
     random."""
-    lora: Lora | None = None
-    """Low-rank corrections of the linear layers. None: no corrections."""
-    tune: Literal["all", "lora"] = "all"
-    """Trained parameters. `all`: every parameter. `lora`: only the corrections and the last projection."""
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(f"width is {self.width}; expected a multiple of heads ({self.heads})")
-        if self.tune == "lora" and self.lora is None:
-            raise ValueError("tune is 'lora', but lora is not set; add a block `lora`")
 
 
 @dataclass(kw_only=True)
@@ -312,8 +303,6 @@ class Fusion:
     """Number of transformer blocks."""
     heads: Layers = 4
     """Number of attention heads per block; it must divide the length of the embedding."""
-    dropout: FractionBelowOne = 0.0
-    """Share of the output of each half of a block that is set to zero in training."""
 
 
 @dataclass(kw_only=True)
@@ -355,8 +344,6 @@ class ReidSpec:
         check_tag(self.model, self.weights, "resnet50.a1_in1k", "model")
         if self.tune == "lora" and (self.lora is None or self.weights is None):
             raise ValueError("tune is 'lora', but lora or weights is not set; set both")
-        if self.text.tune == "lora" and self.weights is None and self.text.weights is None:
-            raise ValueError("text.tune is 'lora', but neither weights nor text.weights is set; set one")
 
 
 def required_weights(spec: ReidSpec) -> dict[str, str]:

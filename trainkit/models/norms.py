@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 
 from trainkit.errors import UserError
 
-Kind = Literal["batch", "sync", "group"]
+Kind = Literal["sync", "group"]
 
 LEAST_CHANNELS = 4
 """Smallest number of channels per group. In a map of one pixel, such as the mean of an image, a single channel is
@@ -24,17 +24,13 @@ normalised to 0, and of two channels only the order remains."""
 
 
 def convert(net: nn.Module, kind: Kind, groups: int = 32) -> nn.Module:
-    """Replace every 2-d batch norm of `net`, in place, and return the network; `kind` batch changes nothing.
+    """Replace every 2-d batch norm of `net`, in place, and return the network.
 
     `sync`: `SyncBatchNorm2d`, with the same parameters, statistics and names. `group`: group norm with the scale and
     shift of the batch norm, in the largest number of groups that divides the channels, at most `groups` and with 4 or
     more channels each; the running statistics are dropped. Load weights of a network with batch norm before. If `net`
     itself is a batch norm, another module is returned. Raises UserError for an unknown class of batch norm.
     """
-    if groups < 1:
-        raise ValueError(f"groups is {groups}; expected 1 or more")
-    if kind == "batch":
-        return net
     if isinstance(net, nn.BatchNorm2d):
         return _converted(net, kind, groups)
     for name, child in net.named_children():

@@ -29,12 +29,10 @@ class PointHead(nn.Module):
 
     def __init__(self, spec: PointSpec, fine_channels: int, classes: int):
         super().__init__()
-        self.coarse_each_layer = spec.coarse_each_layer
-        again = classes if spec.coarse_each_layer else 0
-        widths = [fine_channels + classes] + [spec.channels + again] * (spec.layers - 1)
+        widths = [fine_channels + classes] + [spec.channels] * (spec.layers - 1)
         layers = [nn.Conv1d(width, spec.channels, 1) for width in widths]
         self.layers = nn.ModuleList(layers)
-        self.predict = nn.Conv1d(spec.channels + again, classes, 1)
+        self.predict = nn.Conv1d(spec.channels, classes, 1)
         for layer in layers:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
         nn.init.normal_(self.predict.weight, std=0.001)
@@ -46,8 +44,6 @@ class PointHead(nn.Module):
         x = torch.cat([fine, coarse], 1)
         for layer in self.layers:
             x = F.relu(layer(x))
-            if self.coarse_each_layer:
-                x = torch.cat([x, coarse.to(x.dtype)], 1)
         return self.predict(x)
 
 

@@ -8,6 +8,7 @@ After ReID5o (Zuo et al., NeurIPS 2025, arXiv 2506.09385).
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,9 @@ from trainkit.models import lora
 from trainkit.models import text_encoder as captions
 from trainkit.models.compilation import by_mode
 from trainkit.models.lora import BatchModalities
-from trainkit.models.network_specs import Fusion, Lora, ReidSpec
+from trainkit.models.network_specs import Fusion, ReidSpec
 from trainkit.models.text_encoder import TextEncoder
-from trainkit.models.timm_classifier import timm_network
+from trainkit.models.timm_classifier import misfits_refused, timm_network
 
 WHERE = "task.net"
 InParts = Callable[[Callable[[slice], Tensor], int], Tensor]
@@ -91,9 +92,7 @@ class TransformerFusion(nn.Module):
         self.mean = MeanFusion()
         self.before = nn.LayerNorm(dim)
         self.kinds = nn.Parameter(torch.empty(len(MODALITIES), dim))
-        self.blocks = nn.ModuleList(
-            captions.Block(dim, fusion.heads, dropout=fusion.dropout) for _ in range(fusion.layers)
-        )
+        self.blocks = nn.ModuleList(captions.transformer_block(dim, fusion.heads) for _ in range(fusion.layers))
         self.norm, self.out = nn.LayerNorm(dim), nn.Linear(dim, dim)
         nn.init.normal_(self.kinds, std=0.02)
         nn.init.zeros_(self.out.weight)
@@ -265,7 +264,9 @@ class ReidNet(nn.Module):
         """Set the mode; a frozen backbone keeps its statistics."""
         super().train(mode)
         for module in self.backbone.modules() if self.tune == "lora" else ():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and not _trained(module):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and not any(
+                p.requires_grad for p in module.parameters()
+            ):
                 module.eval()
         return self
 
@@ -311,18 +312,19 @@ def _taken(images: Mapping[str, Tensor], text: Tensor | None, rows: slice) -> tu
     return found, found.pop("text", None)
 
 
-def _trained(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters())
+@torch.no_grad()
+def _pooled(backbone: Any, picture: Tensor) -> Tensor:
+    """What the backbone's own pooling gives for images, in evaluation."""
+    was = backbone.training
+    backbone.eval()
+    pooled = backbone.forward_head(backbone.forward_features(picture), pre_logits=True)
+    backbone.train(was)
+    return pooled
 
 
 def _features(backbone: Any, shape: Sequence[int]) -> int:
     """Length of what the backbone's own pooling gives."""
-    was, device = backbone.training, next(backbone.parameters()).device
-    with torch.no_grad():
-        backbone.eval()
-        maps = backbone.forward_features(torch.zeros(1, *shape, device=device))
-        pooled = backbone.forward_head(maps, pre_logits=True)
-    backbone.train(was)
+    pooled = _pooled(backbone, torch.zeros(1, *shape, device=next(backbone.parameters()).device))
     if pooled.ndim != 2:
         found = f"the network outputs maps of shape {tuple(pooled.shape)}"
         raise UserError(f"{WHERE}.model", found, "one vector per image", "use another model, or set args.global_pool")
@@ -348,20 +350,9 @@ def build(spec: ReidSpec, meta: DatasetInfo, found: Mapping[str, Path]) -> ReidN
             _fill_projection(net, net.project_text, projection, file)
     _first_layers(net, spec, meta.shape)
     if spec.lora is not None:
-        _low_rank(net, net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
-    if spec.text.lora is not None and net.text is not None:
-        if spec.text.tune == "lora":
-            # `found` is empty if a trained network is rebuilt.
-            if found and "text" not in found and not any(name.startswith("text.tokens.") for name in tensors):
-                raise UserError(
-                    f"{WHERE}.text.tune",
-                    "lora, but no weights for the text encoder",
-                    "pretrained weights below the corrections",
-                    "set text.weights, or weights to a run of such a network, or `tune: all`",
-                )
-            net.text.requires_grad_(False)
-        # Captions are one modality: the same corrections for every row.
-        _low_rank(net, net.text, spec.text.lora, 1, BatchModalities(), f"{WHERE}.text.lora")
+        names = lora.add(net.backbone, spec.lora, len(net.pictures), net.rows, f"{WHERE}.lora")
+        low = sum(p.numel() for name, p in net.backbone.named_parameters() if ".lora_" in name)
+        net.about.append(f"LoRA of rank {spec.lora.rank} in {len(names)} linear layers: {low:,} parameters")
     if whole:
         _fill_whole(net, tensors, str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
@@ -401,34 +392,25 @@ def _first_names(backbone: Any, model: str, shape: Sequence[int]) -> list[str]:
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
     first = getattr(config, "first_conv", None)
     leaves = {name: module for name, module in backbone.named_modules() if not list(module.children())}
-    norms = [name for name, module in leaves.items() if "Norm" in type(module).__name__]
-    seen: dict[str, tuple[Any, Any]] = {}
+    names = list(leaves)[list(leaves).index(first) :][:2] if first in leaves else []
+    passed: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def watch(name: str, module: nn.Module) -> Any:
-        def keep(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-            seen.setdefault(name, (given[0], made))
+    def keep(name: str) -> Any:
+        def seen(_: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+            passed.setdefault(name, (given[0], made))
 
-        return module.register_forward_hook(keep)
+        return seen
 
-    handles = [watch(name, leaves[name]) for name in [first, *norms] if name in leaves]
-    was, picture = backbone.training, torch.zeros(1, *shape, device=next(backbone.parameters()).device)
-    with torch.no_grad():
-        backbone.eval().forward_features(picture)
-    backbone.train(was)
-    for handle in handles:
-        handle.remove()
-    if first not in seen or seen[first][0] is not picture:
+    picture = torch.zeros(1, *shape, device=next(backbone.parameters()).device)
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            hooks.enter_context(leaves[name].register_forward_hook(keep(name)))
+        _pooled(backbone, picture)
+    if first not in passed or passed[first][0] is not picture:
         found = f"{model} has no first convolution that timm names and that takes the images directly"
         raise UserError(f"{WHERE}.stems", found, remedy="use another model, or `stems: shared`")
-    return [first, *(name for name in norms if name in seen and seen[name][0] is seen[first][1])][:2]
-
-
-def _low_rank(net: ReidNet, encoder: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> None:
-    names = lora.add(encoder, spec, modalities, rows, where)
-    count = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" in name)
-    net.about.append(
-        f"{where}: rank {spec.rank}, {len(names)} linear layers, {modalities} modalities, {count:,} parameters"
-    )
+    then = [n for n in names[1:] if "Norm" in type(leaves[n]).__name__ and n in passed]
+    return [first, *(n for n in then if passed[n][0] is passed[first][1])]
 
 
 def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], where: str) -> None:
@@ -437,15 +419,9 @@ def _fill_backbone(net: ReidNet, model: str, tensors: Mapping[str, Tensor], wher
     from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 
     if isinstance(net.backbone, VisionTransformer):
-        try:
+        with misfits_refused(where, f"does not fit {model}", remedy="use the weights of this model"):
             # Names of OpenAI and OpenCLIP; position embeddings and patches of another size are interpolated.
             tensors = checkpoint_filter_fn(dict(tensors), net.backbone)
-        except (RuntimeError, ValueError, KeyError, AttributeError, IndexError) as error:
-            raise UserError(
-                where,
-                f"does not fit {model} ({' '.join(str(error).split())[:200]})",
-                remedy="use the weights of this model",
-            ) from error
     config = timm.get_pretrained_cfg(model.partition(".")[0], allow_unregistered=False)
     heads = config.classifier if config is not None else None
     heads = heads if isinstance(heads, tuple) else (heads,)

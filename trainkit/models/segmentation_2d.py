@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from trainkit.checkpoint import safe_load
 from trainkit.errors import UserError, few
 from trainkit.interfaces import DatasetInfo
-from trainkit.models import bisenet, multi_scale, segmentation_2_5d
+from trainkit.models import bisenet, multi_scale
 from trainkit.models import pointrend as pointwise
 from trainkit.models.patch_geometry import check_patch, require
 from trainkit.models.pointrend import PointHead
@@ -32,11 +32,9 @@ from trainkit.models.segmentation_specs import (
     Norm,
     PointSpec,
     SmpSpec,
+    timm_name,
 )
-from trainkit.models.timm_classifier import refuse_unknown
-
-_MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
-"""Errors that the libraries raise if encoder and decoder do not fit together."""
+from trainkit.models.timm_classifier import load_encoder, misfits_refused, refuse_unknown
 
 
 class SmpBody(nn.Module):
@@ -155,17 +153,17 @@ def build(
     `found` holds the file of its weights under `net`. Raises UserError if a package is missing, encoder and decoder do
     not fit together, the crop is not a multiple of the network's stride, or the weights are of another network.
     """
-    match spec:
-        case BiSeNetV1Spec():
-            body, about, notes = _bisenetv1(spec, meta)
-        case BiSeNetV2Spec():
-            body, about, notes = bisenet.BiSeNetV2(meta.classes, meta.shape[0], spec.width), f"width {spec.width:g}", []
-        case SmpSpec():
-            body, about, notes = _smp(spec, meta)
+    if isinstance(spec, BiSeNetV2Spec):
+        body, about = bisenet.BiSeNetV2(meta.classes, meta.shape[0], spec.width), f"width {spec.width:g}"
+    else:
+        body, about = _bisenetv1(spec, meta) if isinstance(spec, BiSeNetV1Spec) else _smp(spec, meta)
     check_patch(spec.name, meta.shape[1:], (body.multiple,) * 2, "data.crop", "pixels")
+    notes = []
+    if isinstance(body, SmpBody) and body.idle:
+        notes.append(f"{body.idle:,} parameters of the encoder that the decoder does not use are frozen")
     tensors = safe_load.read_tensors(found["net"]) if "net" in found else {}
     if tensors and not isinstance(spec, BiSeNetV2Spec) and _is_of_encoder(spec, body, tensors):
-        segmentation_2_5d.load_encoder(body, spec.encoder, found["net"])
+        load_encoder(body, timm_name(spec.encoder), found["net"])
         notes.append(f"{spec.encoder} starts from {spec.weights or found['net'].name}, the rest from random weights")
         tensors = {}
     if norm.name != "batch":
@@ -213,43 +211,38 @@ def _check_fusion(kind: bisenet.FusionKind, tensors: Mapping[str, Tensor], file:
         raise UserError("task.net.fusion", kind, f"{found}, the form of the weights {file}", f"set `fusion: {found}`")
 
 
-def _bisenetv1(spec: BiSeNetV1Spec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
+_FITTING = ("an encoder and a decoder that fit together", "use another encoder or decoder")
+
+
+def _bisenetv1(spec: BiSeNetV1Spec, meta: DatasetInfo) -> tuple[Body, str]:
     refuse_unknown(spec.encoder, "task.net.encoder")
-    try:
+    with misfits_refused("task.net", f"{spec.encoder} as a context path", *_FITTING):
         body = bisenet.BiSeNetV1(
             meta.classes, meta.shape[0], width=spec.width, encoder=spec.encoder, fusion=spec.fusion
         )
-    except _MISFITS as error:
-        raise segmentation_2_5d.misfit(f"{spec.encoder} as a context path", error) from error
-    return body, f"{spec.encoder} as context path, width {spec.width:g}", []
+    return body, f"{spec.encoder} as context path, width {spec.width:g}"
 
 
-def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str, list[str]]:
+def _smp(spec: SmpSpec, meta: DatasetInfo) -> tuple[Body, str]:
     require(SMP, "segmentation")
     import segmentation_models_pytorch as smp
 
-    segmentation_2_5d.check_encoder(spec.encoder, smp.encoders.encoders)
+    if spec.encoder.startswith(TIMM):
+        refuse_unknown(timm_name(spec.encoder), "task.net.encoder")
+    elif spec.encoder not in smp.encoders.encoders:
+        found = f"{SMP} has no encoder {spec.encoder!r}"
+        raise UserError("task.net.encoder", found, remedy=f"put {TIMM} before the name of an encoder of timm")
     known = set(inspect.signature(smp.MODEL_ARCHITECTURES_MAPPING[spec.decoder].__init__).parameters)
     known -= GIVEN | {"kwargs"}
     unknown = [name for name in spec.args if name not in known]
     if unknown:
         found = f"{few(unknown)}, which {spec.decoder} does not have"
         raise UserError("task.net.args", found, few(sorted(known), len(known)), "correct the name, or leave it out")
-    what = f"{spec.decoder} over {spec.encoder}"
-    try:
-        model = smp.create_model(
-            spec.decoder,
-            spec.encoder,
-            encoder_weights=None,
-            in_channels=meta.shape[0],
-            classes=meta.classes,
-            **spec.args,
-        )
-        body = SmpBody(model, meta.shape)
-    except _MISFITS as error:
-        raise segmentation_2_5d.misfit(what, error) from error
-    unread = f"{body.idle:,} parameters of {spec.encoder} that {spec.decoder} does not use are frozen"
-    return body, what, [unread] if body.idle else []
+    about = f"{spec.decoder} over {spec.encoder}"
+    given = {"in_channels": meta.shape[0], "classes": meta.classes, **spec.args}
+    with misfits_refused("task.net", about, *_FITTING):
+        body = SmpBody(smp.create_model(spec.decoder, spec.encoder, encoder_weights=None, **given), meta.shape)
+    return body, about
 
 
 class Deployable(nn.Module):

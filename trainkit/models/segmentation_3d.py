@@ -1,4 +1,4 @@
-"""Networks for the segmentation of volumes: MONAI's U-Net, nnU-Net's network, and networks of slices.
+"""Networks for the segmentation of volumes: MONAI's U-Net, nnU-Net's network, and EMCAD on slices.
 
 Every network maps float volumes (B, C, D, H, W) to class scores (B, classes, D, H, W). In training, a network with deep
 supervision returns a list of such scores, finest first, the coarser ones at the size of their level. MONAI takes 12 s
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainkit.checkpoint import safe_load
 from trainkit.errors import UserError, number_of
 from trainkit.interfaces import DatasetInfo
-from trainkit.models import emcad, segmentation_2_5d
+from trainkit.models import emcad
 from trainkit.models.patch_geometry import (
     SMALLEST_SIDE,
     Levels,
@@ -25,7 +25,8 @@ from trainkit.models.patch_geometry import (
     levels_for,
     require,
 )
-from trainkit.models.segmentation_specs import AnyVolumeNet, DynUNetSpec, EmcadSpec, SlicesSpec, UNetSpec
+from trainkit.models.segmentation_specs import AnyVolumeNet, DynUNetSpec, EmcadSpec, UNetSpec
+from trainkit.models.timm_classifier import load_encoder
 
 
 def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> tuple[nn.Module, list[str]]:
@@ -36,8 +37,8 @@ def build(spec: AnyVolumeNet, meta: DatasetInfo, found: Mapping[str, Path]) -> t
     """
     net, about = _MAKERS[type(spec)](spec, meta)
     if "net" in found:
-        if isinstance(spec, SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
-            segmentation_2_5d.load_encoder(net, spec.encoder, found["net"])
+        if isinstance(spec, EmcadSpec) and spec.weights == "pretrained":
+            load_encoder(net, spec.encoder, found["net"])
         else:
             safe_load.load_into(net, safe_load.read_tensors(found["net"]), str(found["net"]))
     count = sum(p.numel() for p in net.parameters())
@@ -169,6 +170,5 @@ class Dynamic(nn.Module):
 _MAKERS = {
     UNetSpec: _unet,
     DynUNetSpec: _dynunet,
-    SlicesSpec: segmentation_2_5d.build,
     EmcadSpec: emcad.build,
 }

@@ -148,9 +148,6 @@ class PointSpec:
     """Channels of the head's hidden layers."""
     layers: Annotated[int, Field(ge=1, le=64)] = 3
     """Number of hidden layers of the head."""
-    coarse_each_layer: bool = False
-    """Give the coarse logits to every layer of the head. Published for instance segmentation, not for semantic
-    segmentation."""
     weight: NotNegative = 1.0
     """Weight of the loss at the points; the loss of the coarse map has weight 1."""
 
@@ -202,46 +199,6 @@ class EmcadSpec:
             raise ValueError(f"kernels is {self.kernels}; expected one or more odd numbers")
 
 
-@dataclass(kw_only=True)
-class SlicesSpec:
-    """A 2-D network of segmentation_models_pytorch that is applied to each slice of a volume."""
-
-    name: Literal["slices"]
-    """Selects a 2-D network of segmentation_models_pytorch."""
-    encoder: str = field(metadata={"timm": TIMM})
-    """`tu-` and the name of a network of timm, with the tag of its weights if `weights` is `pretrained`; or an encoder
-    of segmentation_models_pytorch, such as `resnet18`."""
-    decoder: Literal["unet", "unetplusplus", "fpn", "linknet", "manet", "deeplabv3plus", "segformer", "upernet"]
-    """Decoder, by its name in segmentation_models_pytorch."""
-    filters: list[Channels] | None = None
-    """Channels of the decoder's levels, coarsest first; their number, 3 to 5, is also how often the encoder halves the
-    image. For `unet`, `unetplusplus` and `manet`. None: 256, 128, 64, 32, 16."""
-    neighbours: Annotated[int, Field(ge=0, le=2)] = 0
-    """Number of slices on either side that are given as further channels. At the ends of a patch its last slice is
-    repeated."""
-    weights: str | None = None
-    """Initial weights: `pretrained` (for a `tu-` encoder, downloaded by `trainkit download`), or those of a whole
-    network from a file, `run:NAME` or `models:/ID`. None: random."""
-    supervision: ClassVar[str] = "none"
-
-    def __post_init__(self) -> None:
-        check_tag(self.encoder, self.weights, "pvt_v2_b2.in1k")
-        if self.weights == "pretrained" and not self.encoder.startswith(TIMM):
-            raise ValueError(
-                f"encoder is {self.encoder!r}; pretrained weights need an encoder of timm, such as tu-resnet18.a1_in1k"
-            )
-        if self.filters is not None:
-            if self.decoder not in ("unet", "unetplusplus", "manet"):
-                raise ValueError(f"filters is set, but decoder {self.decoder} has no such option; leave it out")
-            if not 3 <= len(self.filters) <= 5:
-                raise ValueError(f"filters is {self.filters}; expected 3 to 5 levels")
-            # Other encoders keep unused levels, which then get no gradient.
-            if len(self.filters) < 5 and not self.encoder.startswith(TIMM):
-                raise ValueError(
-                    f"filters has {len(self.filters)} levels, which needs a `tu-` encoder; use one, or give 5 levels"
-                )
-
-
 Filters = Annotated[int, Field(ge=1, le=4096)]
 """Channels of a level."""
 
@@ -290,7 +247,7 @@ class DynUNetSpec:
         _check(self.filters, 3, self.weights)
 
 
-AnyVolumeNet = UNetSpec | DynUNetSpec | SlicesSpec | EmcadSpec
+AnyVolumeNet = UNetSpec | DynUNetSpec | EmcadSpec
 VolumeNet = Annotated[AnyVolumeNet, Field(discriminator="name")]
 """The block of a recipe that selects a network for volumes."""
 WindowWeight = Literal["gaussian", "constant"]
@@ -301,9 +258,7 @@ def _check(filters: Sequence[int], levels: int, word: str | None) -> None:
     if len(filters) < levels:
         raise ValueError(f"filters is {list(filters)}; expected {levels} levels or more")
     if word == "pretrained":
-        raise ValueError(
-            "weights is 'pretrained', which only slices and emcad have; use a file, run:NAME or models:/ID"
-        )
+        raise ValueError("weights is 'pretrained', which only emcad has; use a file, run:NAME or models:/ID")
 
 
 def timm_name(encoder: str) -> str:
@@ -313,6 +268,6 @@ def timm_name(encoder: str) -> str:
 
 def source_of(spec: AnySceneNet | AnyVolumeNet) -> str | None:
     """Return the source of the initial weights, in the form of `required_weights` of a task; None: random."""
-    if isinstance(spec, BiSeNetV1Spec | SmpSpec | SlicesSpec | EmcadSpec) and spec.weights == "pretrained":
+    if isinstance(spec, BiSeNetV1Spec | SmpSpec | EmcadSpec) and spec.weights == "pretrained":
         return f"{timm_weights.PREFIX}{timm_name(spec.encoder)}"
     return spec.weights

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainkit.checkpoint import safe_load
@@ -18,55 +18,16 @@ from trainkit.errors import UserError
 from trainkit.models.network_specs import TextSpec
 
 
-class QuickGELU(nn.Module):
-    """x sigmoid(1.702 x)."""
+def transformer_block(width: int, heads: int, activation: Literal["gelu", "quick_gelu"] = "gelu") -> Any:
+    """Build timm's block: attention and two linear layers, each after a layer norm and added to its input.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Any shape, kept."""
-        return x * torch.sigmoid(1.702 * x)
+    It takes tokens (N, L, width), which of them to attend to (N, 1, 1, L) or None, and whether it is causal.
+    """
+    from timm.layers import QuickGELU
+    from timm.models.vision_transformer import Block
 
-
-class Attention(nn.Module):
-    """Self-attention with several heads (Vaswani et al., NeurIPS 2017)."""
-
-    def __init__(self, width: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, x: Tensor, seen: Tensor | None, causal: bool) -> Tensor:
-        """(N, L, width) to the same; `seen` (N, 1, 1, L) is True for tokens to attend to, None: all."""
-        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=causal)
-        return self.proj(x.transpose(1, 2).flatten(2))
-
-
-class Mlp(nn.Module):
-    """Two linear layers with four times the width between them."""
-
-    def __init__(self, width: int, activation: nn.Module):
-        super().__init__()
-        self.fc1, self.act, self.fc2 = nn.Linear(width, 4 * width), activation, nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., width) to the same."""
-        return self.fc2(self.act(self.fc1(x)))
-
-
-class Block(nn.Module):
-    """Attention and two linear layers, each after a layer norm and added to its input."""
-
-    def __init__(self, width: int, heads: int, activation: nn.Module | None = None, dropout: float = 0.0):
-        super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), Attention(width, heads)
-        self.norm2, self.mlp = nn.LayerNorm(width), Mlp(width, activation or nn.GELU())
-        self.drop = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, seen: Tensor | None = None, causal: bool = False) -> Tensor:
-        """(N, L, width) to the same."""
-        x = x + self.drop(self.attn(self.norm1(x), seen, causal))
-        return x + self.drop(self.mlp(self.norm2(x)))
+    act = QuickGELU if activation == "quick_gelu" else nn.GELU
+    return Block(width, heads, qkv_bias=True, act_layer=act, norm_layer=nn.LayerNorm)
 
 
 class TextEncoder(nn.Module):
@@ -78,8 +39,7 @@ class TextEncoder(nn.Module):
         width = spec.width
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Parameter(torch.empty(length, width))
-        act = {"gelu": nn.GELU, "quick_gelu": QuickGELU}[spec.activation]
-        blocks = [Block(width, spec.heads, act(), spec.dropout) for _ in range(spec.layers)]
+        blocks = [transformer_block(width, spec.heads, spec.activation) for _ in range(spec.layers)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(width)
         # Initial weights as in CLIP: deeper towers start with smaller residuals.
@@ -124,19 +84,20 @@ def last_token(text: Tensor, end: int) -> Tensor:
     return torch.where(text == end, place, text.shape[1]).amin(1).minimum(used)
 
 
-_CLIP = (
-    (r"^(text\.)?transformer\.resblocks\.", "blocks."),
-    (r"^(text\.)?token_embedding\.", "tokens."),
-    (r"^(text\.)?positional_embedding$", "positions"),
-    (r"^(text\.)?ln_final\.", "norm."),
-    (r"\.ln_(\d)\.", r".norm\1."),
-    (r"\.attn\.in_proj_", ".attn.qkv."),
-    (r"\.attn\.out_proj\.", ".attn.proj."),
-    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
-    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
-)
-
-
+_TOWER = re.compile(r"(?:text\.)?(transformer\.resblocks\.|token_embedding\.|positional_embedding$|ln_final\.)")
+"""Beginnings of the names of a CLIP's text tower, OpenAI's or OpenCLIP's."""
+_OURS = {
+    "transformer.resblocks.": "blocks.",
+    "token_embedding.": "tokens.",
+    "positional_embedding": "positions",
+    "ln_final.": "norm.",
+    ".ln_": ".norm",
+    ".attn.in_proj_": ".attn.qkv.",
+    ".attn.out_proj.": ".attn.proj.",
+    ".mlp.c_fc.": ".mlp.fc1.",
+    ".mlp.c_proj.": ".mlp.fc2.",
+}
+"""Parts of these names to those of `TextEncoder`."""
 _HEAD = 64
 """Width per head of CLIP's towers; no tensor shows the number of heads."""
 
@@ -152,7 +113,7 @@ def load(net: TextEncoder, spec: TextSpec, tensors: Mapping[str, Tensor], where:
         own = {name.removeprefix("text."): t for name, t in tensors.items() if name.startswith("text.")}
         safe_load.load_into(net, own, where)
         return tensors.get("project_text.weight")
-    tower = {_plain(name): t for name, t in tensors.items() if re.match(_TOWER, name)}
+    tower = {_renamed(name): t for name, t in tensors.items() if _TOWER.match(name)}
     if "tokens.weight" not in tower:
         remedy = "use a file with one as task.net.text.weights"
         raise UserError(where, "no tensor token_embedding.weight", "the text tower of a CLIP", remedy)
@@ -170,11 +131,8 @@ def load(net: TextEncoder, spec: TextSpec, tensors: Mapping[str, Tensor], where:
     return None if projection is None else projection.T
 
 
-_TOWER = r"(text\.)?(transformer\.resblocks\.|token_embedding\.|positional_embedding$|ln_final\.)"
-
-
-def _plain(name: str) -> str:
-    """The name in `TextEncoder` of a tensor of CLIP's text tower."""
-    for pattern, plain in _CLIP:
-        name = re.sub(pattern, plain, name)
+def _renamed(name: str) -> str:
+    name = name.removeprefix("text.")
+    for theirs, ours in _OURS.items():
+        name = name.replace(theirs, ours)
     return name

@@ -1,13 +1,14 @@
-"""Classifiers: any network of timm with its own head, trained in whole or in part.
+"""Networks of timm: classifiers with their own head, trained in whole or in part, and encoders of other networks.
 
 Linear probe: Alain and Bengio, "Understanding intermediate layers using linear classifier probes", arXiv 1610.01644.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,20 @@ from trainkit.models.network_specs import Network
 
 if TYPE_CHECKING:
     from timm.models import FeatureInfo
+
+
+_MISFITS = (RuntimeError, ValueError, AssertionError, TypeError, KeyError, IndexError, StopIteration)
+"""Errors that timm and segmentation_models_pytorch raise for parts, arguments or images that do not fit together."""
+
+
+@contextlib.contextmanager
+def misfits_refused(where: str, what: str, expected: str = "", remedy: str = "") -> Iterator[None]:
+    """Raise UserError for `what` where a library cannot build or run it, with its reason."""
+    try:
+        yield
+    except _MISFITS as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(where, f"{what}: {reason}"[:400], expected, remedy) from error
 
 
 class Classifier(nn.Module):
@@ -177,24 +192,17 @@ def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], clas
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
     # Not every network has both arguments; 0 is their default.
     given = {name: value for name, value in given.items() if name not in ("drop_path_rate", "drop_rate") or value}
-    try:
+    remedy = "remove the argument named above" if given else "use another model"
+    with misfits_refused(where, f"{model} cannot be built with {given}", remedy=remedy):
         net = timm.create_model(architecture, num_classes=classes, in_chans=shape[0], **sized, **given)
-    except (RuntimeError, ValueError, AssertionError, TypeError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        remedy = "remove the argument named above" if given else "use another model"
-        raise UserError(where, f"{model} cannot be built with {given}: {reason}"[:400], remedy=remedy) from error
     unfit = f"{model} does not take {shape[0]} x {shape[1]} x {shape[2]} images"
     # A transformer would silently drop the pixels that do not fill a patch.
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
     if sized and patch is not None and any(n % p for n, p in zip(shape[1:], patch, strict=True)):
         raise UserError(where, unfit, f"sides that are multiples of {patch[0]}", "change data.image_size or the model")
     net.eval()
-    try:
-        with torch.no_grad():
-            out = net(torch.zeros(1, *shape, device=next(net.parameters()).device))
-    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(where, f"{unfit} ({reason})", remedy="change data.image_size or the model") from error
+    with misfits_refused(where, unfit, remedy="change data.image_size or the model"), torch.no_grad():
+        out = net(torch.zeros(1, *shape, device=next(net.parameters()).device))
     if out.ndim != 2:
         found = f"{model} outputs maps of shape {tuple(out.shape)}"
         raise UserError(where, found, "one vector per image", "use another model")
@@ -222,3 +230,35 @@ def probe_note(net: nn.Module) -> str:
     sizes = [(p.numel(), p.requires_grad) for p in net.parameters()]
     trained, frozen = (sum(size for size, grad in sizes if grad is wanted) for wanted in (True, False))
     return f"linear probe: {trained:,} parameters are trained, {frozen:,} are frozen"
+
+
+# ---- Encoders
+
+
+def load_encoder(net: nn.Module, encoder: str, file: Path | str) -> None:
+    """Load the encoder of timm within `net` from a file of timm's classifier of that name.
+
+    timm renames tensors, and sums or repeats the filters of the first convolution if the input has other than three
+    channels. Raises UserError for a file with anything but tensors, or with those of another network.
+    """
+    import timm
+
+    inner = next(module for module in net.modules() if hasattr(module, "feature_info"))
+    # Pass tensors, so that timm does not read the file itself.
+    tensors = safe_load.read_tensors(file)
+    places = tuple(feature_info(inner).out_indices)
+
+    def given() -> dict[str, Any]:
+        return {"pretrained": True, "pretrained_cfg_overlay": {"state_dict": dict(tensors)}}  # timm removes entries
+
+    with misfits_refused("task.net", f"weights {file} in {encoder}", remedy="use the weights of this encoder"):
+        # The whole classifier first: for feature maps timm silently keeps random values for missing tensors.
+        timm.create_model(encoder, **given())
+        filled = timm.create_model(
+            encoder,
+            features_only=True,
+            out_indices=places,
+            in_chans=next(p.shape[1] for p in inner.parameters() if p.ndim == 4),
+            **given(),
+        )
+    safe_load.load_into(inner, filled.state_dict(), str(file))
