@@ -28,7 +28,7 @@ from trainkit.data.people import sources as people_sources
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.errors import UserError
-from trainkit.tracking import run_folder, store, upload_queue, uploader
+from trainkit.tracking import run_folder, store, sync, upload
 from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -310,32 +310,36 @@ def test_the_best_weights_of_a_run_lie_in_its_checkpoints(tmp_path):
             best_weights(tmp_path)
 
 
+@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("how", ["absolute", "upwards", "link", "folder"])
-def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_path, caplog, how):
+def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_path, caplog, how, older):
     secret = tmp_path / "id_rsa"
     secret.write_text("secret")
     folder = RunFolder(tmp_path / "run")
-    job = folder.path / "outbox" / "00000001"
-    (job / "file").mkdir(parents=True)
-    name = {"absolute": str(secret), "upwards": "../../../../id_rsa"}.get(how, "id_rsa")
+    at = "outbox/00000001/file" if older else "files/1"
+    (folder.path / at).mkdir(parents=True)
+    name = {"absolute": str(secret), "upwards": "../../../../id_rsa" if older else "../../../id_rsa"}.get(how, "id_rsa")
     if how == "link":
-        (job / "file" / "id_rsa").symlink_to(secret)
+        (folder.path / at / "id_rsa").symlink_to(secret)
     if how == "folder":
-        (job / "file").rmdir()
-        (job / "file").symlink_to(tmp_path)
-    (job / "job.json").write_text(json.dumps({"kind": "artifact", "folder": None, "file": name}))
+        (folder.path / at).rmdir()
+        (folder.path / at).symlink_to(tmp_path)
+    if older:
+        job = {"kind": "artifact", "folder": None, "file": name}
+        (folder.path / "outbox" / "00000001" / "job.json").write_text(json.dumps(job))
+    else:
+        line = {"kind": "file", "key": "id_rsa", "value": {"at": at, "file": name}}
+        (folder.path / "desired.jsonl").write_text(json.dumps(line) + "\n")
     sent = []
     client = SimpleNamespace(log_artifact=lambda run, file, folder: sent.append(Path(file).read_text()))
     about = run_folder.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
     (folder.path / "run.json").write_text(json.dumps(asdict(about)))
-    box = upload_queue.UploadQueue(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+    made = upload.Upload(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     with caplog.at_level(logging.WARNING):
-        box.send(client)
-    assert sent == [] and "is not beside it; left out" in caplog.text and not job.exists()
-    (job / "file").mkdir(parents=True)
-    (job / "file" / "own").write_text("own")
-    (job / "job.json").write_text(json.dumps({"kind": "artifact", "folder": None, "file": "own"}))
-    box.send(client)
+        made.send(client)
+    assert sent == [] and "not beside it; left out" in caplog.text and secret.read_text() == "secret"
+    made.desired.set_file("file", "own", {}, "own", lambda out: out.write_text("own"))
+    made.send(client)
     assert sent == ["own"]
 
 
@@ -349,24 +353,35 @@ def _laid(home: Path, **about: object) -> RunFolder:
 
 
 @pytest.mark.parametrize(
-    "name", ["outbox", "journal.jsonl", "sent.json", ".run.json.new", "checkpoints", ".lock", "models.json"]
+    "name",
+    [
+        "outbox",
+        "files",
+        "desired.jsonl",
+        "journal.jsonl",
+        "sent.json",
+        ".run.json.new",
+        "checkpoints",
+        ".lock",
+        "models.json",
+    ],
 )
 def test_a_run_that_was_laid_into_the_store_writes_cuts_and_deletes_nothing_outside_of_its_folder(tmp_path, name):
-    # As any training does with what others have left: it looks into the outbox of each, and writes how far it came.
+    # As any training does with what others have left: it looks for what each has to upload, and writes how far it came.
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True)
     (home / ".ssh" / "id_rsa").write_text("key")
     (home / ".profile").write_text("first\nsecond, without an end")
     folder = _laid(tmp_path / "store")
     (folder.path / name).unlink(missing_ok=True)
-    (folder.path / name).symlink_to(home if name in ("outbox", "checkpoints") else home / ".profile")
+    (folder.path / name).symlink_to(home if name in ("outbox", "files", "checkpoints") else home / ".profile")
     place = store.Store(tmp_path / "store", "http://server.example")
     ended = SimpleNamespace(info=SimpleNamespace(status="FINISHED", lifecycle_stage="active"))
     assert place.unsent() == [folder]
     with pytest.raises(UserError, match=f"{name}: is a link to '{home}.*; expected a file or folder of the run"):
         folder.claim()
         try:
-            uploader.send_left(folder, place, SimpleNamespace(get_run=lambda run: ended))
+            sync.send_left(folder, place, SimpleNamespace(get_run=lambda run: ended))
         finally:
             folder.release()
     assert (home / ".ssh" / "id_rsa").read_text() == "key"
@@ -377,10 +392,10 @@ def test_without_that_wall_it_deletes_the_hidden_folders_of_whatever_it_names(tm
     monkeypatch.setattr(RunFolder, "_refuse_links", lambda self: None)
     (tmp_path / "home" / ".ssh").mkdir(parents=True)
     folder = _laid(tmp_path / "store")
-    (folder.path / "outbox").symlink_to(tmp_path / "home")
+    (folder.path / "files").symlink_to(tmp_path / "home")
     folder.claim()
     try:
-        upload_queue.UploadQueue(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
+        upload.Upload(folder, store.Store(tmp_path, "http://server.example"), Journal(folder.journal))
     finally:
         folder.release()
     assert list((tmp_path / "home").iterdir()) == []

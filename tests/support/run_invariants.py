@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainkit.checkpoint import storage, verification
-from trainkit.tracking import metric_selection, mlflow_run, upload_queue
+from trainkit.tracking import metric_selection, mlflow_run, upload
 from trainkit.tracking.journal import MEASURED
 from trainkit.tracking.run_folder import CREATION, RunFolder
 
@@ -134,9 +134,9 @@ def _unsound(folder: RunFolder) -> Iterator[str]:
     for path in sorted(folder.checkpoints.iterdir()):
         if problems := verification.verify(path) if path.name.startswith("step-") else ["is left over"]:
             yield f"{path.name}: {problems[0]}"
-    outbox = folder.path / "outbox"
     left = [path for path in folder.path.iterdir() if path.name.startswith(".") and path.name != ".lock"]
-    yield from (f"{path.name} is left over" for path in [*left, *outbox.iterdir()])
+    left += [*folder.path.glob("files/*"), *folder.path.glob("outbox/*")]
+    yield from (f"{path.name} is left over" for path in left)
     for run_id, status, name, end in _query(folder, "SELECT run_uuid, status, name, end_time FROM runs"):
         if status == "RUNNING" or end is None:
             yield f"MLflow run {name} is {status}, its end {end}"
@@ -164,7 +164,7 @@ def _journal(folder: RunFolder) -> list[Row]:
     creation = mlflow_run.read(folder)
     wanted = metric_selection.matcher(creation.metrics if creation is not None else None)
     return [
-        (name, record["step"], _text(upload_queue.rounded(float(value))), record["t"])
+        (name, record["step"], _text(upload.rounded(float(value))), record["t"])
         for record in _records(folder)
         for name, value in record.get("m", {}).items()
         if wanted(name)

@@ -26,7 +26,7 @@ from PIL import Image
 from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest
 from trainkit.experiments.launch import launch
-from trainkit.tracking import journal, metric_selection, mlflow_run, upload_queue
+from trainkit.tracking import journal, metric_selection, mlflow_run, upload
 from trainkit.tracking.journal import MEASURED
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -61,7 +61,7 @@ class Ran:
         """The metrics that MLflow gets, as it gets them."""
         sent = metric_selection.matcher(mlflow_run.read(self.folder).metrics)
         metrics = ((name, points) for name, points in self.history.metrics.items() if sent(name))
-        return {name: sorted((p.step, upload_queue.rounded(p.value)) for p in points) for name, points in metrics}
+        return {name: sorted((p.step, upload.rounded(p.value)) for p in points) for name, points in metrics}
 
     def series(self, name: str) -> list[float]:
         return self.history.series(name)[1]

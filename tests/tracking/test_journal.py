@@ -177,7 +177,7 @@ def test_what_was_measured_stays_where_a_run_is_killed_while_its_journal_is_cut(
     journal.append(1, {"train/loss": 0.5, "system/cpu": 40.0})
     journal.commit()
     first = read(path).metrics
-    monkeypatch.setattr(journal, "_write", lambda record: None)  # what was held went with the process
+    monkeypatch.setattr(journal._lines, "append", lambda record: 0)  # what was held went with the process
     journal.cut_back(position)
     assert not read(path).metrics
     again = Journal(path)
@@ -247,7 +247,7 @@ def test_a_clock_set_back_does_not_put_later_lines_first(path, monkeypatch):
 
 def test_a_full_disk_stops_neither_training_nor_loses_a_line(path, caplog):
     journal = Journal(path)
-    real = journal._file
+    real = journal._lines.file
 
     class Full:
         closed = False
@@ -262,17 +262,17 @@ def test_a_full_disk_stops_neither_training_nor_loses_a_line(path, caplog):
             taken, self.room = real.write(bytes(data[: self.room])), 0
             return taken
 
-    journal._file = Full()
+    journal._lines.file = Full()
     journal.append(1, {"train/loss": 1.0})
     journal._take_in()
-    journal._pass_on()
+    journal._lines.pass_on()
     journal.append(2, {"train/loss": 2.0})
     journal._take_in()
-    journal._pass_on()
+    journal._lines.pass_on()
     assert len(caplog.records) == 1
     with pytest.raises(OSError, match="No space"):
         journal.commit()
-    journal._file = real
+    journal._lines.file = real
     journal.append(3, {"train/loss": 3.0})
     journal.close()
     assert read(path).series("train/loss") == ([1, 2, 3], [1.0, 2.0, 3.0])

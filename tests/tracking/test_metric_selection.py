@@ -15,7 +15,7 @@ from trainkit.evaluation_protocols import Classes, Inspection, Pairs, Scenes
 from trainkit.tracking.metric_selection import _MEASURED, _TRAINING, MOST, matcher, selected
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
-from trainkit.tracking.upload_queue import left
+from trainkit.tracking.upload import left
 
 NUMBERS = np.zeros(4, dtype=np.int64)
 PAIRS = Pairs(NUMBERS, NUMBERS, NUMBERS == 0)

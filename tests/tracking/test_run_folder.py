@@ -62,7 +62,7 @@ def after(steps: int, act):
 
 SAVING = {"thread": "trainkit-checkpoint"}
 FAULTS = {
-    "figures, tables and tags": {"at": "os.mkdir", "to": "/outbox/", "do": "OSError 28", "call": 7, "until": 33},
+    "figures, tables and tags": {"at": "os.mkdir", "to": "/files/", "do": "OSError 28", "call": 7, "until": 33},
     "a checkpoint": {"at": "os.write", **SAVING, "do": "OSError 28", "call": 7},
     "a checkpoint over the quota": {"at": "os.write", **SAVING, "do": "OSError 122", "call": 8},
     "a checkpoint, by PyTorch": {"at": "torch.Tensor.contiguous", **SAVING, "do": "RuntimeError memory", "call": 20},
@@ -90,7 +90,7 @@ def test_a_disk_that_refuses_for_a_while_costs_nothing(store, whole, what):
 
     names = {name for name in files(in_store.info.run_id) if "images" not in name}
     assert {"figures", "rows", "tables", "recipe"} & {name.partition("/")[0] for name in names}
-    assert not [*(ran.folder.path / "outbox").iterdir()], "all has been sent"
+    assert not [*ran.folder.path.glob("files/*")], "all has been sent"
 
 
 def test_a_run_whose_folder_is_deleted_has_failed_and_says_why(store):

@@ -18,7 +18,7 @@ from trainkit.tracking.relocate import relocate
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import Synced, sync
-from trainkit.tracking.upload_queue import left, rounded
+from trainkit.tracking.upload import left, rounded
 
 LONG_AGO = 1_700_000_000
 

@@ -21,12 +21,13 @@ import trackers
 from safetensors.torch import save_file
 
 from trainkit.errors import UserError
-from trainkit.tracking import journal, mlflow_experiment, run_folder, upload_queue, uploader
+from trainkit.tracking import journal, mlflow_experiment, run_folder, upload, uploader
 from trainkit.tracking import store as store_module
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.run_folder import RunFolder, run_key
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import Silent, Tracker, flatten, send_rest
+from trainkit.tracking.sync import send_rest
+from trainkit.tracking.tracker import Silent, Tracker, flatten
 
 pytestmark = pytest.mark.usefixtures("painted")
 
@@ -122,7 +123,7 @@ def test_a_resumed_run_has_one_row_for_each_step_of_each_metric(home, store, beg
     assert first.flush()
     train(first, 15, 18)  # in the journal, not sent
     first._journal._take_in()
-    first._journal._pass_on()
+    first._journal._lines.pass_on()
     trackers.crash(first)
     sent = rows(home)
 
@@ -138,7 +139,7 @@ def test_a_resumed_run_has_one_row_for_each_step_of_each_metric(home, store, beg
     assert set(sent) <= set(stored)
     lines = journal.read(second.folder.journal)
     for name in ("train/loss", "speed/steps_per_s"):
-        assert [(name, p.step, upload_queue.rounded(p.value), 0) for p in lines.metrics[name]] == rows(home, name)
+        assert [(name, p.step, upload.rounded(p.value), 0) for p in lines.metrics[name]] == rows(home, name)
     assert store.client().get_run(first.run_id).info.status == "FINISHED"
 
 
@@ -294,7 +295,7 @@ def test_files_tables_figures_data_and_models_arrive(store, begin, tmp_path):
     history = client.get_metric_history(tracker.run_id, "lfw/accuracy")
     assert sorted((m.step, m.value) for m in history) == [(30, 0.9), (40, 0.8)]
     assert run.data.tags["trainkit.note"] == "x"
-    assert not list((tracker.folder.path / "outbox").iterdir())
+    assert not list((tracker.folder.path / "files").iterdir())
 
 
 @pytest.mark.parametrize("bad", ["/etc/x", "../x", "a/../../x", ""])
@@ -529,10 +530,8 @@ def test_a_sender_that_dies_takes_no_line_with_it(home, begin, monkeypatch):
 
 def test_one_value_the_store_refuses_does_not_hold_up_the_others(home, begin, monkeypatch):
     tracker = begin()
-    real = upload_queue.entity
-    monkeypatch.setattr(
-        upload_queue, "entity", lambda name, *rest, **more: real(name.replace("bad", "b@d"), *rest, **more)
-    )
+    real = upload.entity
+    monkeypatch.setattr(upload, "entity", lambda name, *rest, **more: real(name.replace("bad", "b@d"), *rest, **more))
     tracker.log(1, {"a": 1.0, "bad": 2.0, "c": 3.0})
     assert tracker.flush()
     assert [row[0] for row in rows(home)] == ["a", "c"]

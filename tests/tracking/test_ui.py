@@ -21,7 +21,7 @@ from trainkit.tracking import ui, uploader
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
 from trainkit.tracking.ui import running, serve
-from trainkit.tracking.upload_queue import rounded
+from trainkit.tracking.upload import rounded
 
 
 @pytest.fixture

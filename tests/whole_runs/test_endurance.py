@@ -51,7 +51,7 @@ from tests.whole_runs.test_segmentation_3d import bodies  # noqa: F401
 from trainkit.checkpoint import storage, verification
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.upload_queue import sent
+from trainkit.tracking.upload import sent
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -240,7 +240,7 @@ class Orders(RuleBasedStateMachine):
         """What a power cut may take: nothing before the newest checkpoint or what was sent, which wait for it."""
         state = json.loads((self.whole()[-1] / storage.STATE).read_text())
         size = self.folder.journal.stat().st_size
-        kept = max(state["journal"], sent(self.folder))
+        kept = max(state["journal"], sent(self.folder).position)
         cut = min(size, kept + int(share * max(0, size - kept)))
         with open(self.folder.journal, "r+b") as file:
             file.truncate(cut)

@@ -33,7 +33,7 @@ PHASES: dict[str, dict[str, Any]] = {
             "trainkit.tracking.mlflow_experiment.prepared",
             "mlflow.tracking.MlflowClient.create_run",
             "trainkit.tracking.store.write_aside",
-            "trainkit.tracking.upload_queue.UploadQueue.put",
+            "trainkit.tracking.desired_state.DesiredState.set",
         ]
     },
     "steps": {
@@ -324,7 +324,7 @@ SPOILED = {
     "averages": ("tensor ema/", UPDATE),
     "fixed_times": (
         "2 rows of",
-        {"at": "trainkit.tracking.upload_queue.UploadQueue.acknowledge", "call": 1, "after": True},
+        {"at": "trainkit.tracking.upload.Upload.acknowledge", "call": 1, "after": True},
     ),
     "commit_order": ("but the checkpoint was written at byte", {"at": "trainkit.checkpoint.storage.prune", "call": 3}),
     "verification": ("missing", {"at": "os.write", "thread": "trainkit-checkpoint", "call": 17}),  # in the third of 7

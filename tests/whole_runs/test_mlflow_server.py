@@ -30,7 +30,7 @@ from trainkit.tracking import journal, ui, uploader
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Tracker
-from trainkit.tracking.upload_queue import left, rounded
+from trainkit.tracking.upload import left, rounded
 
 pytestmark = pytest.mark.slow  # the server answers after 5 s
 

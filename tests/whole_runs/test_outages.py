@@ -30,7 +30,7 @@ from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
 from trainkit.tracking.tracker import Tracker
-from trainkit.tracking.upload_queue import left, rounded
+from trainkit.tracking.upload import left, rounded
 
 WORDS = ("train.length=2 epochs",)
 
@@ -163,7 +163,7 @@ def told(here: Store, folder: RunFolder) -> dict:
         ),
         "outputs": sorted(output.step for output in run.outputs.model_outputs),
         "files": sorted(path.name for path in here.artifacts.rglob("*") if path.is_file()),
-        "left": [left(folder), sorted(path.name for path in (folder.path / "outbox").iterdir())],
+        "left": [left(folder), sorted(path.name for path in folder.path.glob("files/*"))],
     }
 
 

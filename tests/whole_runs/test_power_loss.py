@@ -20,23 +20,23 @@ from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent
-from trainkit.tracking.upload_queue import UploadQueue
+from trainkit.tracking.upload import Upload
 from trainkit.training.checkpointer import CheckpointWriter
 from trainkit.training.run_logger import RunLogger
 
 
 class Written(Silent):
-    """A tracker with a journal and an outbox, and no sender."""
+    """A tracker with a journal and a desired state, and no uploader."""
 
     def __init__(self, folder: RunFolder):
         self.journal = Journal(folder.journal)
-        self.outbox = UploadQueue(folder, "id", self.journal)
+        self.upload = Upload(folder, "id", self.journal)
 
     def position(self):
         return self.journal.position
 
     def commit(self):
-        self.outbox.commit()
+        self.upload.desired.commit()
         return self.journal.commit()
 
     def event(self, step, name, data=None):
@@ -56,15 +56,13 @@ def lived(home: Path, recording: Recording, steps: int = 5) -> RunFolder:
                 tracker = Written(folder)
                 path, _ = storage.newest_valid(folder.checkpoints)
                 position = storage.state_of(path)["journal"]
-                tracker.outbox.acknowledge(min(position, tracker.outbox.acknowledged))
+                tracker.upload.acknowledge(min(position, tracker.upload.sent.position))
                 kept = {key: value[0] for key, value in tracker.journal.cut_back(position).values.items()}
                 recording.mark("times", kept)
             tracker.journal.append(step, {"train/loss": 1 / step, "train/lr": 0.1})
-            tracker.outbox.put({"kind": "tags", "tags": {"step": str(step)}})
-            tracker.outbox.put(
-                {"kind": "artifact", "folder": None}, "a.txt", lambda out, s=step: out.write_text(f"{s}")
-            )
-            tracker.outbox.acknowledge(tracker.journal.commit())
+            tracker.upload.desired.set("tag", "step", str(step))
+            tracker.upload.desired.set_file("file", "a.txt", {}, "a.txt", lambda out, s=step: out.write_text(f"{s}"))
+            tracker.upload.acknowledge(tracker.journal.commit())
             writer = CheckpointWriter(recipe, RunLogger(recipe, folder, tracker, main=True))
             copies = Copies()
             copies.files |= {"model": {"w": torch.full((3,), float(step))}}
@@ -80,7 +78,7 @@ def lived(home: Path, recording: Recording, steps: int = 5) -> RunFolder:
 
 
 class Client:
-    """MLflow, as far as jobs are concerned."""
+    """MLflow, as far as tags and files are concerned."""
 
     def __init__(self):
         self.took = []
@@ -118,18 +116,17 @@ def what_is_wrong(home: Path, recording: Recording, n: int) -> str:
     (whole,) = [value for _, what, value in recording.marks if what == "journal"]
     if folder.journal.read_bytes()[:position] != whole[:position]:
         return "the journal is not the one that was written"
-    waiting = UploadQueue(folder, "id", kept)
-    waiting.acknowledge(min(position, waiting.acknowledged))
+    waiting = Upload(folder, "id", kept)
+    waiting.acknowledge(min(position, waiting.sent.position))
     times = kept.cut_back(position).values
     lost = [key for told in recording.reached(n, "times") for key in told if key not in times and key[1] > step]
     if lost:
         return f"the times of {lost} are lost: they would be sent again with others"
-    waiting.drop_end()
     client = Client()
-    waiting._try_metrics = waiting.ensure_run = lambda client: None  # jobs are what is asked about
+    waiting._try_metrics = waiting.ensure_run = lambda client: None  # it is not asked about metrics
     waiting.run_id = "a run"
     waiting.send(client)
-    if waiting.waiting() or not set(client.took) <= {str(step) for step in range(9)}:
+    if waiting.pending() or not set(client.took) <= {str(step) for step in range(9)}:
         return f"what waited for MLflow arrived as {client.took}"
     kept.close()
     return ""

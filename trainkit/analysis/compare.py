@@ -31,8 +31,8 @@ from trainkit.tracking.journal import Point
 from trainkit.tracking.lineage import CONTENT, DATA
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import send_rest
-from trainkit.tracking.upload_queue import waits
+from trainkit.tracking.sync import send_rest
+from trainkit.tracking.upload import waits
 
 _DIGITS = 12
 """Digits shown of commits and digests."""

@@ -25,8 +25,8 @@ from trainkit.tracking.markdown import plain
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.tracker import send_rest
-from trainkit.tracking.upload_queue import left
+from trainkit.tracking.sync import send_rest
+from trainkit.tracking.upload import left
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from trainkit.config import metric_table
 from trainkit.metrics import bootstrap, significance
 from trainkit.metrics.significance import Interval
+from trainkit.tracking import desired_state
 from trainkit.tracking.run_folder import RunFolder
 
 Columns = dict[str, np.ndarray]
@@ -39,10 +39,10 @@ def read(
 
 
 def unsent(run: RunFolder, name: str, without: Collection[str] = bootstrap.NEVER_READ) -> tuple[Columns, str] | None:
-    """As `read`, from the upload queue of a run. None where the rows are not in it."""
-    for file in sorted((run.path / "outbox").glob(f"*/file/{name}.parquet"), reverse=True):
-        with contextlib.suppress(OSError, ValueError):  # it is being uploaded at this moment
-            if json.loads((file.parents[1] / "job.json").read_bytes()).get("folder") == "rows":
+    """As `read`, from the files of a run that MLflow has not got yet. None where the rows are not among them."""
+    for entry in desired_state.read(run):
+        if entry[:2] == ("file", f"rows/{name}.parquet") and (file := desired_state.path_of(run, entry)) is not None:
+            with contextlib.suppress(OSError):  # it is being uploaded at this moment
                 return _read(file, without)
     return None
 

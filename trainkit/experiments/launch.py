@@ -29,7 +29,8 @@ from trainkit.redact import without_secrets
 from trainkit.tracking import lineage, resume
 from trainkit.tracking.run_folder import META, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import begin, ending, finished
-from trainkit.tracking.tracker import Silent, Status, Tracker, send_rest
+from trainkit.tracking.sync import send_rest
+from trainkit.tracking.tracker import Silent, Status, Tracker
 from trainkit.training.dependencies import Dependency, gather, with_their_split
 from trainkit.training.nonfinite import NotFinite
 

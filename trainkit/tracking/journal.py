@@ -83,6 +83,81 @@ class Replay:
         return sorted(found, key=lambda e: e.step)
 
 
+class Lines:
+    """Appends JSON lines to the file at `path`, which is made if it is absent; a line cut short by a crash is removed.
+
+    Lines wait in memory for `hold` seconds at most, and for as long as the disk refuses them. It has no lock.
+    """
+
+    def __init__(self, path: Path, hold: float):
+        self.path, self._hold, self.held = path, hold, bytearray()
+        # Unbuffered, so that what a full disk took and what it refused is known to the byte.
+        new = not path.exists()
+        self.file = open(path, "x+b" if new else "r+b", buffering=0)  # noqa: SIM115
+        if new:
+            sync_folder(path.parent)
+        self.written = _whole_lines(self.file)
+        self.file.truncate(self.written)
+        self._flushed_at = time.monotonic()
+        self._warned = False
+
+    @property
+    def position(self) -> int:
+        """Bytes appended so far, those still in memory included."""
+        return self.written + len(self.held)
+
+    def append(self, record: dict[str, Any]) -> int:
+        """Add a line; returns the position behind it."""
+        if self.file.closed:
+            raise ValueError(f"{self.path} is closed")
+        self.held += _ENCODED(record).encode() + b"\n"
+        if len(self.held) >= _HOLD_BYTES or time.monotonic() - self._flushed_at >= self._hold:
+            self.pass_on()
+        return self.position
+
+    def pass_on(self) -> int:
+        """Hand held lines to the operating system; returns how far the file reaches.
+
+        A refusal is logged once and not raised: the lines stay in memory for the next try.
+        """
+        try:
+            self.flush()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s: %s; training continues, its lines wait in memory", self.path, error)
+        return self.written
+
+    def flush(self) -> None:
+        """Hand held lines to the operating system. Raises OSError when the disk refuses; nothing is lost by that."""
+        self._flushed_at = time.monotonic()
+        while self.held:
+            self.file.seek(self.written)
+            done = self.file.write(self.held)
+            self.written += done
+            del self.held[:done]
+
+    def cut(self, position: int) -> None:
+        """Cut the file to `position`, at once and for good."""
+        self.file.truncate(position)
+        os.fsync(self.file.fileno())
+        self.written = position
+
+
+def sync_lines(lines: Lines, lock: threading.RLock) -> int:
+    """Sync lines to the disk, and return how far the file reaches then. Raises OSError when the disk refuses."""
+    with lock:
+        lines.flush()
+        position = lines.written
+        # Under the lock an append of the main thread would wait for the disk; a descriptor of its own frees it.
+        file = os.dup(lines.file.fileno())
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+    return position
+
+
 class Journal:
     """Appends to the journal at `path`, which is made if it is absent. Safe to use from several threads.
 
@@ -94,21 +169,12 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self._lock = threading.RLock()
-        self._held = bytearray()
-        # Unbuffered, so that what a full disk took and what it refused is known to the byte.
-        new = not self.path.exists()
-        self._file = open(self.path, "x+b" if new else "r+b", buffering=0)  # noqa: SIM115
-        if new:
-            sync_folder(self.path.parent)
-        self._written = _whole_lines(self._file)
-        self._file.truncate(self._written)
-        self._flushed_at = time.monotonic()
-        self._warned = False
+        self._lines = Lines(self.path, _HOLD_SECONDS)
         self._now = 0
         self._notes: deque[tuple[int, int, dict[str, float]]] = deque()
         self._due = time.monotonic() + _HOLD_SECONDS
         self._last: dict[str, Point] = {}
-        self._index(_lines(self.path, 0, self._written))
+        self._index(_lines(self.path, 0, self._lines.written))
         self.replay = _read_replay(self._replay_path)
 
     @property
@@ -120,7 +186,7 @@ class Journal:
         """Bytes appended so far, those still in memory included."""
         with self._lock:
             self._take_in()
-            return self._written + len(self._held)
+            return self._lines.position
 
     @property
     def last_step(self) -> int:
@@ -135,7 +201,7 @@ class Journal:
             self._take_in()
             found = {name: self._last[name] for name in names if name in self._last and self._last[name].step == step}
             missing = {name for name in names if name in self._last} - found.keys()
-            end = self._pass_on() if missing else 0
+            end = self._lines.pass_on() if missing else 0
         # Outside of the lock: a long journal takes seconds, and the training would wait.
         for _, name, point in rows(self.path, 0, end) if missing else ():
             if point.step == step and name in missing:
@@ -150,7 +216,7 @@ class Journal:
         last = self._last.get(name)
         if last is None or last.step == step:
             return last
-        end = self._pass_on()
+        end = self._lines.pass_on()
         return next((p for _, n, p in rows(self.path, 0, end) if (n, p.step) == (name, step)), None)
 
     def names(self) -> set[str]:
@@ -179,7 +245,7 @@ class Journal:
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
         """Queue values for `append`: in a tenth of its time, and without waiting for other threads."""
-        if self._file.closed:
+        if self._lines.file.closed:
             raise ValueError(f"{self.path} is closed")
         self._notes.append((time.time_ns(), step, metrics))
         if len(self._notes) > _NOTES or time.monotonic() > self._due:
@@ -222,7 +288,7 @@ class Journal:
             by_time.setdefault(t, {})[name] = _put(value)
             self._latest(name, Point(step, value, t))
         for t, values in by_time.items():
-            self._write({"t": t, "step": step, "m": values})
+            self._lines.append({"t": t, "step": step, "m": values})
         if strange:
             self._append_event(step, "nonfinite", {"names": sorted(strange)})
         for name, old, new in changed:
@@ -241,15 +307,7 @@ class Journal:
         """
         with self._lock:
             self._take_in()
-            self._flush()
-            position = self._written
-            # Under the lock a log() of the main thread would wait for the disk; a descriptor of its own frees it.
-            file = os.dup(self._file.fileno())
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
-        return position
+        return sync_lines(self._lines, self._lock)
 
     def cut_back(self, position: int) -> Replay:
         """Cut the file to `position` (of the checkpoint that is resumed from); what was behind it becomes `replay`.
@@ -260,9 +318,10 @@ class Journal:
         """
         with self._lock:
             self._take_in()
-            self._flush()
-            if position > self._written:
-                found = f"ends at byte {self._written}, but the checkpoint was written at byte {position}"
+            self._lines.flush()
+            written = self._lines.written
+            if position > written:
+                found = f"ends at byte {written}, but the checkpoint was written at byte {position}"
                 raise UserError(str(self.path), found, remedy="restore the file, or start a new run")
             if position and self._byte(position - 1) != b"\n":
                 raise UserError(
@@ -271,7 +330,7 @@ class Journal:
                     remedy="start a new run",
                 )
             values, decided = dict(self.replay.values), list(self.replay.decided)
-            for record in _lines(self.path, position, self._written):
+            for record in _lines(self.path, position, written):
                 if "m" in record:
                     values.update({(n, record["step"]): (record["t"], _get(v)) for n, v in record["m"].items()})
                 else:
@@ -286,9 +345,7 @@ class Journal:
                 [e for e in decided if ("event", e.t, e.step, e.name) not in kept],
             )
             _write_replay(self._replay_path, self.replay)
-            self._file.truncate(position)
-            os.fsync(self._file.fileno())
-            self._written = position
+            self._lines.cut(position)
             self._put_back_measured()
             return self.replay
 
@@ -300,55 +357,27 @@ class Journal:
                 lines.setdefault((step, t), {})[name] = _put(value)
                 self._latest(name, Point(step, value, t))
         for (step, t), values in sorted(lines.items(), key=lambda line: line[0]):
-            self._write({"t": t, "step": step, "m": values})
+            self._lines.append({"t": t, "step": step, "m": values})
 
     def close(self) -> None:
         """Commit and close; harmless when repeated."""
         with self._lock:
-            if not self._file.closed:
+            if not self._lines.file.closed:
                 try:
                     self.commit()
                 finally:
-                    self._file.close()
+                    self._lines.file.close()
 
     def _append_event(self, step: int, name: str, data: Any) -> None:
         t, data = self._time(), _plain(data)
         for e in self.replay.decided:
             if (e.step, e.name) == (step, name) and e.data == data:
                 t = e.t
-        self._write({"t": t, "step": step, "event": name, "data": data})
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if self._file.closed:
-            raise ValueError(f"{self.path} is closed")
-        self._held += _ENCODED(record).encode() + b"\n"
-        if len(self._held) >= _HOLD_BYTES or time.monotonic() - self._flushed_at >= _HOLD_SECONDS:
-            self._pass_on()
-
-    def _pass_on(self) -> int:
-        """Hand held lines to the operating system; returns how far the file reaches.
-
-        A refusal is logged once and not raised: the lines stay in memory for the next try.
-        """
-        try:
-            self._flush()
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning("%s: %s; training continues, its lines wait in memory", self.path, error)
-        return self._written
+        self._lines.append({"t": t, "step": step, "event": name, "data": data})
 
     def _byte(self, at: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read(1)
-
-    def _flush(self) -> None:
-        self._flushed_at = time.monotonic()
-        while self._held:
-            self._file.seek(self._written)
-            done = self._file.write(self._held)
-            self._written += done
-            del self._held[:done]
+        self._lines.file.seek(at)
+        return self._lines.file.read(1)
 
     def _time(self, now: int | None = None) -> int:
         # A clock that is set back must not put later steps before earlier ones.

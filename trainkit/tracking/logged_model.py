@@ -29,7 +29,7 @@ FILES = (ABOUT, REQUIREMENTS, PYTHON, EXAMPLE, SERVED, MLMODEL)
 
 @dataclass(frozen=True, kw_only=True)
 class Described:
-    """A description of weights for MLflow. All of it is JSON, since it waits in the upload queue."""
+    """A description of weights for MLflow. All of it is JSON, since it waits in the desired state of a run."""
 
     about: Mapping[str, Any]
     """Content of `ABOUT`."""

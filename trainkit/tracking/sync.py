@@ -11,14 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainkit.distributed import rank_failures
 from trainkit.errors import UserError
+from trainkit.redact import without_secrets
 from trainkit.tracking import mlflow_run
+from trainkit.tracking.journal import Journal
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.relocate import strayed
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.upload_queue import left, waits
-from trainkit.tracking.uploader import send_left
+from trainkit.tracking.upload import SENT, Upload, left, waits
+
+PATIENCE = 30.0
+"""Seconds for which `send_rest` waits for a process that is ending, or uploads what the run has left."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def _send(folder: RunFolder, store: Store, client: Any, whole: bool) -> Synced:
             if run_id is not None:
                 _check(folder, store, client, run_id)
                 if whole:
-                    (folder.path / "sent.json").unlink(missing_ok=True)
+                    (folder.path / SENT).unlink(missing_ok=True)
             values, others = left(folder)
             send_left(folder, store, client)
         return Synced(folder.name, folder.info().status, values, others)
@@ -105,3 +110,48 @@ def _check(folder: RunFolder, store: Store, client: Any, run_id: str) -> None:
     if (old := strayed(store, experiment.artifact_location)) is not None:
         found = f"its files would go to {old}, where the store was"
         raise UserError(f"run {folder.name}", found, remedy="run first: trainkit relocate")
+
+
+def send_rest(folder: RunFolder, store: Store) -> None:
+    """Upload the rest of a finished run. Raises UserError when it is in use or the store does not answer."""
+    with folder.sending(PATIENCE):
+        client = store.client()
+        with store.asking():
+            send_left(folder, store, client)
+
+
+def send_left(folder: RunFolder, store: Store, client: Any) -> None:
+    """Upload what a claimed run that is over has left; one still RUNNING was killed, or failed by `rank_failures`."""
+    info = folder.info()
+    if info.run_id is None and not mlflow_run.pending(folder):
+        ended = "FAILED" if rank_failures.left(folder.path) else "KILLED"
+        folder.update(status=ended if info.status == "RUNNING" else info.status)
+        return
+    seen = last_sign(folder)
+    journal, upload = Journal(folder.journal), None
+    try:
+        upload = Upload(folder, store, journal)
+        if info.status == "RUNNING":
+            # Its process is gone, or this could not have been claimed.
+            why = rank_failures.left(folder.path)
+            status = "FAILED" if why else "KILLED"
+            step = max(journal.last_step, folder.saved_step())
+            folder.update(status=status, last_step=step, unsent=True)
+            if why:
+                upload.desired.set("tag", "trainkit.error", without_secrets(why)[:5000])
+            upload.desired.set("status", "", {"status": status, "time": int(1000 * seen)})
+        upload.send(client)
+        # Its end may have been lost between run.json and the desired state, or with an older copy of the database.
+        if upload.run_id is not None and client.get_run(upload.run_id).info.status == "RUNNING":
+            client.set_terminated(upload.run_id, status=folder.info().status, end_time=int(1000 * seen))
+        if folder.info().unsent:
+            folder.update(unsent=False)
+    finally:
+        journal.close()
+        if upload is not None:
+            upload.desired.close()
+
+
+def last_sign(folder: RunFolder) -> float:
+    """Return the time of the last file written by a run, in seconds since 1970."""
+    return max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())

@@ -1,8 +1,8 @@
 """Track a run: a journal on disk first, and one thread behind it that uploads to MLflow.
 
-Training never waits for the store. `log` writes a line of the journal; files, tags and models wait in `<run>/outbox/`.
-The uploader reads from there, in batches of up to 1000 metrics every few seconds, tries again when the store is
-unavailable, and writes its progress to `<run>/sent.json`. The rest stays on disk; `send_rest` uploads it later.
+Training never waits for the store. `log` writes a line of the journal; tags, files, data sets and models are set in the
+desired state beside it. The uploader makes MLflow equal to both every few seconds, tries again when the store is
+unavailable, and writes its progress to `<run>/sent.json`. The rest stays on disk; `sync.send_rest` uploads it later.
 
 The client is called with the run's id: MLflow's fluent API is per thread, starts runs on its own and ends crashed ones
 as FINISHED; Accelerate's tracker, built on it, drops tensors and numpy numbers.
@@ -37,8 +37,8 @@ from trainkit.tracking.mlflow_errors import Away, reason
 from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.system.sampler import Sampler
-from trainkit.tracking.upload_queue import UploadQueue
-from trainkit.tracking.uploader import Uploader, send_left
+from trainkit.tracking.upload import Upload
+from trainkit.tracking.uploader import Uploader
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -67,8 +67,8 @@ class Tracker:
     def __init__(self, folder: RunFolder, store: Store, *, waits: bool):
         self.folder = folder
         self._journal = Journal(folder.journal)
-        self._queue = UploadQueue(folder, store, self._journal)
-        self._uploader = Uploader(store, self._queue, waits=waits)
+        self._upload = Upload(folder, store, self._journal)
+        self._uploader = Uploader(store, self._upload, waits=waits)
         self._sampler: Sampler | None = None
         self._finished = self._shows_images = False
         self._whole = True
@@ -82,7 +82,7 @@ class Tracker:
     @property
     def run_id(self) -> str | None:
         """Id of the run in MLflow; None while it is not there yet."""
-        return self._queue.run_id
+        return self._upload.run_id
 
     @property
     def remains(self) -> str:
@@ -149,7 +149,7 @@ class Tracker:
             folder.release()
             raise
         if resume:
-            tracker._queue.drop_end()
+            tracker._upload.desired.set("status", "", None)
         tracker._begin(client, system_metrics_every)
         return tracker
 
@@ -165,7 +165,7 @@ class Tracker:
         try:
             client = store.client()
             with store.asking():
-                self._queue.ensure_run(client)
+                self._upload.ensure_run(client)
             return client
         except Away as away:
             said = "%s %s; the run begins all the same: it is kept in %s, and sent when the store answers"
@@ -222,11 +222,11 @@ class Tracker:
         return self._journal.position
 
     def commit(self) -> int:
-        """Sync the journal and the upload queue to the disk; returns the position of the former.
+        """Sync the desired state and the journal to the disk; returns the position of the latter.
 
         Raises OSError when the disk refuses.
         """
-        self._queue.commit()
+        self._upload.desired.commit()
         return self._journal.commit()
 
     def cut_back(self, position: int) -> Replay:
@@ -235,18 +235,19 @@ class Tracker:
         Returns the part that was cut off, with the events that hung on the clock. Raises UserError when the journal
         does not reach `position`. To be called after `start(resume=True)` and before the first `log`.
         """
-        self._queue.acknowledge(min(position, self._queue.acknowledged))
+        self._upload.acknowledge(min(position, self._upload.sent.position))
         replay = self._journal.cut_back(position)
         self._uploader.released.set()
         return replay
 
     def tags(self, values: Mapping[str, Any]) -> None:
         """Set tags of the run."""
-        self._queue.put({"kind": "tags", "tags": _clean(values)})
+        for key, text in _clean(values).items():
+            self._set("tag", key, text)
 
     def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
         """Make this run the parent of one that has ended, by its name, and set tags of that."""
-        self._queue.put({"kind": "beneath", "run": run, "tags": _clean(values or {})})
+        self._set("child", run, _clean(values or {}))
 
     def artifact_text(self, path: str, text: str) -> None:
         """Keep a text as a file of the run, at `path` among its artifacts. Secrets in it are hidden."""
@@ -294,8 +295,9 @@ class Tracker:
         """
         if name == context:
             name = "/".join(PurePosixPath(without_secrets(str(source))).parts[-2:]) or name
-        job = {"kind": "dataset", "name": name[:500], "context": context, "digest": digest[:_DIGEST_CHARS]}
-        self._queue.put({**job, "whole_digest": digest, "source": without_secrets(str(source)), "size": int(size)})
+        value = {"name": name[:500], "context": context, "digest": digest[:_DIGEST_CHARS], "whole_digest": digest}
+        value |= {"source": without_secrets(str(source)), "size": int(size)}
+        self._set("dataset", f"{value['name']} {context}", value)
 
     def model(
         self,
@@ -312,11 +314,11 @@ class Tracker:
         """
         values = {_metric_name(key): _number(key, value) for key, value in (metrics or {}).items()}
         words = {key: without_secrets(_scalar_text(value)) for key, value in (tags or {}).items()}
-        job = {"kind": "model", "name": re.sub(r"[/:.%\"']", "-", name), "step": _step(step), "tags": words}
-        job["metrics"] = {key: value if math.isfinite(value) else str(value) for key, value in values.items()}
+        value = {"name": re.sub(r"[/:.%\"']", "-", name), "step": _step(step), "tags": words}
+        value["metrics"] = {key: number if math.isfinite(number) else str(number) for key, number in values.items()}
         if described is not None:
-            job["described"] = asdict(described)
-        self._queue.put(job, Path(path).name, lambda out: _link(Path(path), out))
+            value["described"] = asdict(described)
+        self._set_file("model", f"{value['name']}@{step}", value, Path(path).name, lambda out: _link(Path(path), out))
 
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
         """Wait until all that was recorded is in the store, at most `timeout` seconds; returns True if it is."""
@@ -336,7 +338,7 @@ class Tracker:
         atexit.unregister(self._at_exit)
         if self._sampler:
             self._sampler.stop()
-        for part in (self._write_end, self._queue_end):
+        for part in (self._write_end, self._set_end):
             try:
                 part(status, error)
             except (OSError, UserError) as failure:
@@ -346,9 +348,10 @@ class Tracker:
             left = "run %s: not all reached %s; the rest is kept in %s and sent by: trainkit sync %s"
             _log.warning(left, self.folder.name, self._uploader.where, self.folder.path, self.folder.name)
         self._uploader.stop()
-        if lost := self._queue.unwritten():
+        if lost := self._upload.desired.unwritten():
             _log.warning("run %s: the disk did not take, and nothing has now: %s", self.folder.name, few(lost))
         try:
+            self._upload.desired.close()
             self._journal.close()
             if self._whole:
                 self.folder.update(unsent=False)
@@ -365,6 +368,7 @@ class Tracker:
         if self._sampler:
             self._sampler.stop()
         self._uploader.stop()
+        self._upload.desired.close()
         self._journal.close()
         self._uploader.delete_run()
         self.folder.remove()
@@ -376,15 +380,15 @@ class Tracker:
         self.folder.update(status=status, last_step=step, unsent=True)
         self._journal.commit()
 
-    def _queue_end(self, status: Status, error: BaseException | str | None) -> None:
+    def _set_end(self, status: Status, error: BaseException | str | None) -> None:
         try:
             if error is not None:
                 self.tags({"trainkit.error": error if isinstance(error, str) else f"{type(error).__name__}: {error}"})
                 whole = error if isinstance(error, str) else "".join(traceback.format_exception(error))
                 self.artifact_text("error.txt", whole)
         finally:  # even where the error cannot be written
-            self._queue.put({"kind": "end", "status": status, "time": time.time_ns() // 1_000_000})
-            self._queue.commit()
+            self._set("status", "", {"status": status, "time": time.time_ns() // 1_000_000})
+            self._upload.desired.commit()
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid:
@@ -394,8 +398,13 @@ class Tracker:
         where = PurePosixPath(path)
         if where.is_absolute() or ".." in where.parts or not where.name:
             raise ValueError(f"artifact path {path!r} is not a plain relative path")
-        parent = str(where.parent) if where.parent.parts else None
-        self._queue.put({"kind": "artifact", "folder": parent}, where.name, write)
+        self._set_file("file", str(where), {}, where.name, write)
+
+    def _set(self, kind: str, key: str, value: Any) -> None:
+        self._upload.desired.set(kind, key, value)
+
+    def _set_file(self, kind: str, key: str, value: dict[str, Any], name: str, write: Callable[[Path], object]) -> None:
+        self._upload.desired.set_file(kind, key, value, name, write)
 
 
 class Silent:
@@ -478,14 +487,6 @@ class Silent:
 
     def discard(self) -> None:
         """Do nothing."""
-
-
-def send_rest(folder: RunFolder, store: Store) -> None:
-    """Upload the rest of a finished run. Raises UserError when it is in use or the store does not answer."""
-    with folder.sending(_FINISH_SECONDS):
-        client = store.client()
-        with store.asking():
-            send_left(folder, store, client)
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:

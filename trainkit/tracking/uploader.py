@@ -10,15 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from trainkit.distributed import rank_failures
 from trainkit.errors import UserError
-from trainkit.redact import without_secrets
-from trainkit.tracking import mlflow_run
-from trainkit.tracking.journal import Journal
 from trainkit.tracking.mlflow_errors import is_refusal, reason, unreachable
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.upload_queue import UploadQueue
+from trainkit.tracking.sync import send_left
+from trainkit.tracking.upload import Upload
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -38,13 +35,13 @@ _log = logging.getLogger("trainkit")
 
 
 class Uploader(threading.Thread):
-    """The thread that uploads the queue of a run."""
+    """The thread that uploads a run."""
 
-    def __init__(self, store: Store, queue: UploadQueue, *, waits: bool):
+    def __init__(self, store: Store, upload: Upload, *, waits: bool):
         """Make the thread; with `waits` it uploads nothing before `released` is set."""
         super().__init__(name="trainkit-uploader", daemon=True)
         self.where = store.shown
-        self._store, self._queue = store, queue
+        self._store, self._upload = store, upload
         self._client: MlflowClient | None = None
         self.wake, self.released = threading.Event(), threading.Event()
         if not waits:
@@ -85,19 +82,19 @@ class Uploader(threading.Thread):
             client = self._client
             if client is None:
                 client = self._client = self._store.client()
-            self._queue.send(client)
+            self._upload.send(client)
         except Exception as error:
             if self._failures == 0:
                 _log.warning(
                     "%s does not take the metrics (%s); training continues, they are kept in %s and sent when it does",
-                    self.where, reason(error)[0], self._queue.folder.path,
+                    self.where, reason(error)[0], self._upload.folder.path,
                     exc_info=None if isinstance(error, UserError) or is_refusal(error) else error,
                 )  # fmt: skip
             self._failures = min(self._failures + 1, 10)
             if not unreachable(error):
                 # Another database may be in the place of the one that was, or the run gone from it.
                 self._client = None
-                self._queue.recheck_run()
+                self._upload.recheck_run()
         else:
             if self._failures:
                 _log.warning("%s takes metrics again; nothing was lost", self.where)
@@ -106,34 +103,31 @@ class Uploader(threading.Thread):
     def drain(self, timeout: float, hurried: Callable[[], bool] = lambda: False, then: float = 0.0) -> bool:
         """Wait until everything that is recorded now is uploaded; once `hurried()`, at most `then` seconds more."""
         end, hurries = time.monotonic() + timeout, False
-        with contextlib.suppress(UserError):  # the run's folder is gone: jobs without files are sent from memory
-            self._queue.write_waiting()
-        position, waiting = self._queue.journal.position, self._queue.waiting()
+        with contextlib.suppress(UserError):  # the run's folder is gone: what has no file is sent from memory
+            self._upload.desired.write_waiting()
+        ends = self._upload.ends()
         self._urgent = True
         try:
-            while True:
-                sent = self._queue.acknowledged >= position or not self._queue.journal.path.exists()
-                jobs = self._queue.holds_jobs() or any(path.exists() for path in waiting)
-                if self._queue.run_id and sent and not jobs:
-                    return True
+            while not self._upload.reached(ends):
                 if not hurries and hurried():
                     end, hurries = min(end, time.monotonic() + then), True
                 if not self.is_alive() or time.monotonic() > end:
                     return False
                 self.wake.set()
                 time.sleep(0.02)
+            return True
         finally:
             self._urgent = False
 
     def stop(self) -> None:
         """Let the thread end; a call that hangs is left behind."""
-        self._stopping = self._queue.closed = True
+        self._stopping = self._upload.closed = True
         self.wake.set()
         self.join(timeout=1.0)
 
     def delete_run(self) -> None:
         """Delete the MLflow run, if it was created."""
-        if (run_id := self._queue.run_id) is None:
+        if (run_id := self._upload.run_id) is None:
             return
         try:
             with self._store.asking():
@@ -157,38 +151,3 @@ def _errors_logged() -> Iterator[None]:
     except Exception as error:
         level = logging.DEBUG if is_refusal(error) else logging.ERROR
         _log.log(level, "completing runs that were left", exc_info=error)
-
-
-def send_left(folder: RunFolder, store: Store, client: MlflowClient) -> None:
-    """Upload what a claimed run that is over has left; one still RUNNING was killed, or failed by `rank_failures`."""
-    info = folder.info()
-    if info.run_id is None and not mlflow_run.pending(folder):
-        ended = "FAILED" if rank_failures.left(folder.path) else "KILLED"
-        folder.update(status=ended if info.status == "RUNNING" else info.status)
-        return
-    seen = last_sign(folder)
-    journal = Journal(folder.journal)
-    try:
-        queue = UploadQueue(folder, store, journal)
-        if info.status == "RUNNING":
-            # Its process is gone, or this could not have been claimed.
-            why = rank_failures.left(folder.path)
-            status = "FAILED" if why else "KILLED"
-            step = max(journal.last_step, folder.saved_step())
-            folder.update(status=status, last_step=step, unsent=True)
-            if why:
-                queue.put({"kind": "tags", "tags": {"trainkit.error": without_secrets(why)[:5000]}})
-            queue.put({"kind": "end", "status": status, "time": int(1000 * seen)})
-        queue.send(client)
-        # Its end may have been lost between run.json and the queue, or with an older copy of the database.
-        if queue.run_id is not None and client.get_run(queue.run_id).info.status == "RUNNING":
-            client.set_terminated(queue.run_id, status=folder.info().status, end_time=int(1000 * seen))
-        if folder.info().unsent:
-            folder.update(unsent=False)
-    finally:
-        journal.close()
-
-
-def last_sign(folder: RunFolder) -> float:
-    """Return the time of the last file written by a run, in seconds since 1970."""
-    return max(path.stat().st_mtime for path in (folder.journal, folder.path / "run.json") if path.exists())

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -15,13 +16,13 @@ from trackers import ask, begin, crash, warned
 from tests.whole_runs.test_outages import until
 from trainkit.cli import main
 from trainkit.errors import UserError
-from trainkit.tracking import journal, upload_queue, uploader
+from trainkit.tracking import desired_state, journal, upload, uploader
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.journal import Journal
 from trainkit.tracking.mlflow_errors import passes, unreachable
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
-from trainkit.tracking.upload_queue import left
+from trainkit.tracking.upload import left
 
 
 @pytest.fixture(autouse=True)
@@ -53,65 +54,89 @@ def status(here: Store, folder) -> str:
     return here.client().get_run(folder.info().run_id).info.status
 
 
-def left_files(folder) -> int:
-    return sum(path.name.isdigit() for path in (folder.path / "outbox").iterdir())
-
-
 def files(here: Store) -> list[str]:
     return sorted(path.name for path in here.artifacts.rglob("*.txt"))
 
 
-@pytest.mark.parametrize("text", ["", '{"kind": "arti', "[]", "{}", "\0" * 40])
-def test_a_job_that_a_power_cut_left_without_its_words_holds_up_no_other(here, caplog, text):
+def crc_of_another_file(lines: list[dict]) -> None:
+    lines[1]["value"]["crc"] += 1
+
+
+def no_words(lines: list[dict]) -> None:
+    lines[1] = {"kind": "fi\0\0"}
+
+
+@pytest.mark.parametrize("damage", [crc_of_another_file, no_words])
+def test_a_thing_that_a_power_cut_has_damaged_holds_up_no_other(here, caplog, damage):
     folder = ended(here)
-    (folder.path / "outbox" / "00000002" / "job.json").write_text(text)
+    file = folder.path / desired_state.FILE
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    damage(lines)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tag", "cut')
     (done,) = sync(here)
     assert done.status == status(here, folder) == "FINISHED" and not done.problem
     assert files(here) == ["0.txt", "2.txt", "3.txt"] and left(folder) == (0, 0) and not folder.info().unsent
-    assert [path.name for path in (folder.path / "outbox").iterdir()] == ["damaged-00000002"]
-    assert "it is left aside, all else is sent" in warned(caplog)[-1]
-    (event,) = [e for e in journal.read(folder.journal).events if e.name == "outbox_damaged"]
-    assert event.data == {"job": "damaged-00000002"}
+    assert not list((folder.path / "files").iterdir())
+    assert "as after a power cut; all else is sent" in warned(caplog)[-1]
 
 
-def test_jobs_are_on_the_disk_for_good_before_a_checkpoint_says_so(here, monkeypatch):
+def test_what_is_set_is_on_the_disk_for_good_before_a_checkpoint_says_so(here, monkeypatch):
     tracker = begin(here)
     tracker._uploader.released.clear()
     tracker.artifact_text("notes/a.txt", "a")
     synced, real = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or real(file))
     tracker.commit()
-    waiting = tracker.folder.path / "outbox"
-    assert synced[:5] == [
-        str(waiting / "00000001" / part) for part in ("file/a.txt", "job.json", "file")
-    ] + [str(waiting / "00000001"), str(waiting)]  # fmt: skip
-    assert synced[5:] == [str(tracker.folder.journal)]
+    (waiting,) = (tracker.folder.path / "files").iterdir()
+    lines = [str(tracker.folder.path / desired_state.FILE), str(tracker.folder.journal)]
+    assert synced == [str(waiting / "a.txt"), str(waiting), str(waiting.parent), *lines]
     synced.clear()
     tracker.commit()
-    assert synced == [str(tracker.folder.journal)], "once"
+    assert synced == lines, "the file once"
     crash(tracker)
 
 
-@pytest.mark.parametrize("kind", ["artifact", "dataset", "model", "tags"])
+@pytest.mark.parametrize("kind", ["file", "dataset", "model", "tag"])
 def test_one_thing_that_can_never_be_sent_holds_up_neither_others_nor_the_end(here, monkeypatch, kind):
     folder = ended(here)
-    real = upload_queue.UploadQueue._upload
+    real = upload.Upload._upload
 
-    def poisoned(self, client, job, file):
-        if job["kind"] == kind and job.get("bad"):
+    def poisoned(self, client, entries):
+        if entries[0].key == "bad":
             raise ValueError("nobody knows why")
-        return real(self, client, job, file)
+        return real(self, client, entries)
 
-    monkeypatch.setattr(upload_queue.UploadQueue, "_upload", poisoned)
-    for number in ("00000000",):
-        job = folder.path / "outbox" / number
-        (job / "file").mkdir(parents=True)
-        (job / "file" / "x").write_text("x")
-        (job / "job.json").write_text(json.dumps({"kind": kind, "bad": True, "file": "x", "folder": None}))
+    monkeypatch.setattr(upload.Upload, "_upload", poisoned)
+    with open(folder.path / desired_state.FILE, "a") as file:
+        file.write(json.dumps({"kind": kind, "key": "bad", "value": "x"}) + "\n")
     with pytest.raises(ValueError, match="nobody knows why"):
         list(sync(here))
     assert status(here, folder) == "FINISHED" and files(here) == ["0.txt", "1.txt", "2.txt", "3.txt"]
     assert left(folder) == (0, 1) and folder.info().unsent
+
+
+def test_of_what_is_set_several_times_the_last_counts_though_an_earlier_one_failed(here, monkeypatch):
+    tracker, real, failing = begin(here), upload.Upload._upload, [True]
+
+    def failed(self, client, entries):
+        if failing[0] and entries[0].kind != "status":
+            raise ValueError("not now")
+        return real(self, client, entries)
+
+    monkeypatch.setattr(upload.Upload, "_upload", failed)
+    for word in ("first", "second"):
+        tracker.artifact_text("notes/a.txt", word)
+        tracker.tags({"trainkit.word": word})
+        tracker._uploader.wake.set()
+        time.sleep(0.1)
+    tracker.finish("FINISHED")
+    assert left(tracker.folder) == (0, 2)
+    failing[0] = False
+    (done,) = sync(here)
+    assert (done.status, done.others) == ("FINISHED", 2)
+    (file,) = here.artifacts.rglob("a.txt")
+    run = here.client().get_run(tracker.folder.info().run_id)
+    assert file.read_text() == run.data.tags["trainkit.word"] == "second"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +164,9 @@ def test_a_damaged_line_is_named_by_all_who_read_it_and_may_be_blanked_out(here)
     with pytest.raises(UserError, match=r"line 3.*damaged"):
         begin(here, folder, resume=True)
     assert not folder.claimed and folder.info().status == "FINISHED", "nothing was begun"
-    assert status(here, folder) == "RUNNING" and left_files(folder) == 5, "nothing is lost meanwhile"
+    assert status(here, folder) == "RUNNING" and len(list((folder.path / "files").iterdir())) == 4, (
+        "nothing is lost meanwhile"
+    )
     folder.journal.write_bytes(b"".join([*lines[:2], b" " * (len(lines[2]) - 1) + b"\n", *lines[3:]]))
     list(sync(here))
     assert ask(here, "SELECT step FROM metrics ORDER BY step") == [(0,), (1,), (3,), (4,)]
@@ -205,7 +232,7 @@ def test_a_database_that_is_lost_in_the_middle(here, tmp_path, monkeypatch, capl
     tracker.finish("FINISHED")
     list(sync(here, [tracker.folder], whole=True))
     rows = ask(here, "SELECT step, value FROM metrics WHERE key = 'train/loss' ORDER BY step")
-    assert rows == [(step, upload_queue.rounded(1 / (step + 1))) for step in range(300)]
+    assert rows == [(step, upload.rounded(1 / (step + 1))) for step in range(300)]
     assert status(here, tracker.folder) == "FINISHED" and files(here)[-1:] == ["late.txt"]
     params = here.client().get_run(tracker.folder.info().run_id).data.params
     assert params == {"lr": "0.1"}, "the run that was made again has them too"
@@ -238,7 +265,7 @@ def test_what_a_broken_database_says_of_values_is_no_answer_about_them(here):
     )
     refused = MlflowException("Invalid value", INVALID_PARAMETER_VALUE)
     client = here.client()
-    assert [tracker._queue._refused(client, e) for e in (malformed, of_a_proxy, refused)] == [False, False, True]
+    assert [tracker._upload._refused(client, e) for e in (malformed, of_a_proxy, refused)] == [False, False, True]
     tracker.finish("FINISHED")
 
 
