@@ -220,8 +220,8 @@ def test_channels_of_volumes_and_values_of_labels_are_filled_in(here):
     assert opened.meta.shape == (2, *data.patch) and opened.meta.channels == ("T1w", "FLAIR")
     assert opened.meta.class_names == ("background", "label 205", "label 420")
     (here / "scans" / "imagesTr" / "sub-1_0001.nii.gz").unlink()
-    _, text = fitted("hippocampus", "scans", "other.yaml")
-    assert "left out: " in text and "sub-1" in text
+    with pytest.raises(UserError, match=r"sub-1_0000\.nii\.gz: 1 channel, others have 2"):
+        fitted("hippocampus", "scans", "other.yaml")
 
 
 def fitting_multiple(patch, spacing, most):

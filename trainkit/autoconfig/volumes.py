@@ -102,7 +102,7 @@ def volumes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     said = f"{len(looked.shapes)} volumes of {voxels} voxels of {mm} mm in the median, stored as {looked.axes}"
     of = f" of the channels {few(looked.channels, 12)}" if looked.channels else ""
     fitted.seen.append(f"{text}: {said}{of}; labels {few(names, 12)}")
-    fitted.seen += [f"left out: {sentence}" for sentence in (*source.left_out, *source.incomplete)]
+    fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
 
 
 def _sides(fitted: Fitted, names: Sequence[str]) -> None:

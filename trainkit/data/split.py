@@ -86,7 +86,7 @@ class SplitView(Split):
 def check_batch(split: Split, batch_size: int) -> None:
     """Raise UserError when a batch takes more samples than the split has."""
     if not 1 <= batch_size <= split.size:
-        raise UserError("batch_size", str(batch_size), f"1 to {split.size}, the number of images in {split.name}")
+        raise UserError("batch_size", str(batch_size), f"1 to {split.size}, the number of samples in {split.name}")
 
 
 def spread(size: int, most: int) -> np.ndarray:

@@ -43,7 +43,6 @@ def predict(asked: Request) -> Predicted | None:
     check_free(out, list(targets.values()))
     how = _preparation(meta)
     headers, damaged, notes = _headers(found.cases, meta)
-    damaged = [*found.incomplete, *damaged]
     notes = [*found.left_out, *notes, *_odd_spacings(headers, how, meta)]
     with rebuilt(asked.folder, asked.recipe, meta) as made:
         out.mkdir(parents=True, exist_ok=True)

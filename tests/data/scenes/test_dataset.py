@@ -273,7 +273,7 @@ def test_an_epoch_has_every_picture_once(opened):
     rows = opened.train.order(0, 2)
     assert rows.shape == (3, 2) and sorted(rows.ravel().tolist()) == list(range(6))
     assert opened.train.order(1, 2).tolist() != rows.tolist() and opened.train.order(0, 4).shape == (1, 4)
-    with pytest.raises(UserError, match="1 to 6, the number of images"):
+    with pytest.raises(UserError, match="1 to 6, the number of samples"):
         opened.train.order(0, 7)
 
 

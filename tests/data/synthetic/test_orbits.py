@@ -1,6 +1,5 @@
 """The drawn orbits: what they are, that they are the same everywhere, and that space and organs agree."""
 
-import gzip
 import hashlib
 import json
 
@@ -79,15 +78,6 @@ def test_organs_have_the_volumes_that_tom500_has(painted):
         assert np.std(volumes) > 0.05 * REAL[name], name
 
 
-def test_painted_borders_wander_but_not_far(painted):
-    """Nothing can score 1.0: even who knows where the organs are differs from who painted them."""
-    for label, name in enumerate(orbits.NAMES[1:], 1):
-        dice = [
-            2 * ((a == label) & (b == label)).sum() / ((a == label).sum() + (b == label).sum()) for a, b, _ in painted
-        ]
-        assert 0.7 < np.mean(dice) < 0.97, name
-
-
 @pytest.mark.parametrize("patient", [1, 5])
 def test_a_patient_is_the_same_at_every_resolution(patient):
     sizes = []
@@ -119,33 +109,6 @@ def test_anatomy_lies_where_it_should_in_the_world(patient):
         assert part["EB"][1] > part["ON"][1] + 15  # in front
 
 
-def test_intensities_order_as_in_t2_and_have_no_unit():
-    fat = []
-    for patient in range(1, 13):
-        image, labels = orbits.draw(patient, SMALL, COARSE)
-        mean = {name: np.median(image[labels == i]) for i, name in enumerate(orbits.NAMES)}
-        assert mean["EB"] > mean["LG"] > mean["background"], patient
-        assert mean["FAT"] > mean["MR"], patient
-        assert (image >= 0).all()
-        assert image.std() > 0
-        fat.append(mean["FAT"])
-    assert max(fat) > 3 * min(fat)
-
-
-def test_severity_swells_muscles_and_pushes_eyes_forward():
-    few, many = (orbits._orbit(np.random.default_rng(0), 1, severity, 31.0, 1.0) for severity in (0.0, 1.0))
-    for before, after in zip(few, many, strict=True):
-        if before.name == "EB":
-            assert after.ends.mean(0)[1] > before.ends.mean(0)[1] + 4
-        if before.name in ("SR", "LR", "MR", "IR", "SO"):
-            assert after.axes[0] > 1.1 * before.axes[0]
-
-
-def test_a_volume_beside_the_orbits_is_drawn_without_them():
-    image, labels = orbits.draw(1, (16, 16, 2), (1.0, 1.0, 1.0))
-    assert image.shape == labels.shape == (16, 16, 2)
-
-
 def test_the_folder_holds_what_it_says(small):
     nibabel = pytest.importorskip("nibabel")
     home = orbits.folder()
@@ -173,30 +136,3 @@ def test_the_folder_holds_what_it_says(small):
             assert np.allclose(straight.get_fdata(), drawn, rtol=1e-5)
             assert np.array_equal(np.asarray(marked.dataobj), painted)
     assert sorted(codes) == ["LSA"] * 6 + ["RSP"]
-
-
-def test_writing_twice_gives_the_same_bytes(small, tmp_path, monkeypatch):
-    pytest.importorskip("nibabel")
-    monkeypatch.setattr(orbits, "PATIENTS", {"train": 1, "val": 1})
-    first = orbits.folder()
-    orbits._write(tmp_path / "again")
-    for file in first.rglob("*.*"):
-        if file.is_file():
-            assert file.read_bytes() == (tmp_path / "again" / file.relative_to(first)).read_bytes(), file
-    with gzip.open(next(first.glob("train/label/*.nii.gz"))) as packed:
-        assert len(packed.read()) == 352 + np.prod(orbits.Scan(orbits.patients("train")[0]).shape)
-
-
-@pytest.mark.slow
-def test_the_mean_label_map_is_no_answer():
-    """Heads lie differently: where organs are on average says little about where they are in one patient."""
-    maps = {}
-    for split in ("train", "val"):
-        maps[split] = [orbits.Scan(p, (128, 128, 18), (1.25, 1.25, 3.85)).labels() for p in orbits.patients(split)]
-    counts = np.stack([sum((m == i).astype(np.int32) for m in maps["train"]) for i in range(len(orbits.NAMES))])
-    guess = counts.argmax(0)
-    dice = [
-        [2 * ((guess == i) & (m == i)).sum() / ((guess == i).sum() + (m == i).sum()) for i in range(1, 10)]
-        for m in maps["val"]
-    ]
-    assert np.mean(dice) < 0.2

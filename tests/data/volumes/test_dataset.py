@@ -3,7 +3,6 @@
 import logging
 import math
 import pickle
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit import files
-from trainkit.config.schema import Loader
 from trainkit.config.validation import validate
-from trainkit.data.loader import stream
 from trainkit.data.volumes.augment import Noise, Rotate, VolumeAugment
 from trainkit.data.volumes.dataset import Volumes, fold_of
 from trainkit.data.volumes.patch_reader import PatchReader, cut
@@ -25,7 +22,6 @@ from trainkit.data.volumes.splits import CaseSplit, PatchSplit
 from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.errors import UserError
 from trainkit.interfaces import Data
-from trainkit.training.plan import Plan
 
 NAMES = ("background", "a", "b", "c")
 SPACING = (3.0, 1.0, 1.0)
@@ -183,33 +179,6 @@ def test_a_path_that_leads_nowhere_is_told_before_anything_is_imported(tmp_path)
     with pytest.raises(UserError, match=r"nowhere.* does not exist"):
         block(f"{tmp_path}/orbits#train", evaluate={"val": f"{tmp_path}/nowhere"}).open(0)
     assert not list((tmp_path / "cache").glob("volumes-*"))
-
-
-def test_the_built_in_set_opens_by_its_name(tmp_path, monkeypatch):
-    from trainkit.data.synthetic import orbits
-
-    orbit(tmp_path, "train", ["7", "12"], 0)
-    orbit(tmp_path, "val", ["8"], 1)
-    monkeypatch.setattr(orbits, "folder", lambda: tmp_path)
-    opened = block("sample:orbits", evaluate={"val": "sample:orbits"}, patch=(4, 8, 8)).open(0)
-    assert opened.meta.class_names == orbits.NAMES and opened.meta.axes == "yzx"
-    assert opened.evaluations["train"].protocol.ids == ("12", "7")
-    assert opened.evaluations["val"].protocol.ids == ("8",)
-    assert any("no voxel of MR, IR, ON, FAT, LG, SO, EB in any training case" in note for note in opened.notes)
-
-
-@pytest.mark.slow
-def test_real_volumes_are_divided_into_folds(shared):
-    held = []
-    for fold in range(5):
-        opened = Volumes(train=str(shared / "mri_hippocampus"), patch=(16, 16, 16), fold=fold).open(0)
-        held += opened.evaluations["held_out"].protocol.patients
-        assert len(opened.evaluations["held_out"].cases) == 40
-    assert len(set(held)) == len(held) == 200
-    batch = opened.train.on_device(opened.train.fetch(opened.train.order(0, 64)[0], 0))
-    assert batch["image"].isfinite().all() and batch["mask"].max() == 2
-    # Half of the patches are centred on an organ where that is 8 voxels from the border.
-    assert (batch["mask"][:, 8, 8, 8] > 0).float().mean() > 0.35
 
 
 def test_missing_files_are_named(tmp_path, train):
@@ -382,16 +351,6 @@ def test_the_share_of_organs_is_what_was_asked_for(tmp_path):
     assert max(quarters) < 1.35 * min(quarters)
 
 
-def test_patches_elsewhere_are_anywhere(tmp_path):
-    path = pack(tmp_path / "set", [("p0_1", (12, 24, 32))])
-    split = block(path, patches=4000, foreground=0.0, patch=(8, 21, 16)).open(2).train
-    starts = split.starts(np.arange(4000), 0)
-    for axis, places in enumerate((5, 4, 17)):
-        counts = np.bincount(starts[:, axis], minlength=places)
-        assert len(counts) == places
-        assert ((counts - 4000 / places) ** 2 / (4000 / places)).sum() < 45  # chi-square, p < 0.001 for 16 degrees
-
-
 def test_a_case_without_organs_gives_patches_from_anywhere(tmp_path):
     path = pack(tmp_path / "set", people(1), organs=0)
     split = block(path, patches=30, foreground=1.0).open(0).train
@@ -410,15 +369,6 @@ def test_a_patch_is_a_function_of_seed_epoch_and_row(train):
         assert (other != together).any(1).mean() > 0.9
     draws = together.reshape(-1, 4, 3)
     assert any((draws[0, 0] != draw).any() for draw in draws[0, 1:])
-
-
-def test_an_epoch_takes_each_row_once(train):
-    split = block(train).open(0).train
-    order = split.order(0, 5)
-    assert order.shape == (7, 5) and order.dtype == np.int64 and len(set(order.ravel().tolist())) == 35
-    assert (order == split.order(0, 5)).all() and (order != split.order(1, 5)).any()
-    with pytest.raises(UserError, match=r"batch_size: 37; expected 1 to 36.*data\.patches"):
-        split.order(0, 37)
 
 
 def test_the_augmentation_gets_its_margin_and_its_numbers(train):
@@ -470,17 +420,6 @@ def test_a_split_travels_to_a_spawned_worker(train):
     assert all(torch.equal(here[key], again[key]) for key in here)
 
 
-def test_workers_read_what_the_process_would(train):
-    split = block(train, augment=VolumeAugment(noise=Noise(p=1.0))).open(0).train
-    plan = Plan(steps=5, steps_per_epoch=9, batch_size=4, micro_batch=2, accumulation=2, world=1, rank=0)
-    alone, helped = (
-        list(stream.training(split, partial(plan.keys, split, 0), Loader(workers=workers, start="fork"), False))
-        for workers in (0, 1)
-    )
-    assert len(alone) == len(helped) == 10
-    assert all(torch.equal(one[key], other[key]) for one, other in zip(alone, helped, strict=True) for key in one)
-
-
 @pytest.mark.parametrize("on_network", [False, True])
 def test_a_damaged_volume_is_named_when_it_is_first_read(train, monkeypatch, on_network):
     monkeypatch.setattr(files, "on_network", lambda folder: on_network)
@@ -522,18 +461,6 @@ def test_whole_cases_are_read_one_by_one_on_the_grid_of_their_files(tmp_path, tr
     assert overlays["overlay"].tolist() == [True] and evaluations["val.overlays"].protocol.kind == "overlays"
     with pytest.raises(ValueError, match="one by one"):
         split.fetch(np.array([0, 1]), 0)
-
-
-def test_every_case_is_scored_once_on_any_number_of_processes(train):
-    split = block(train).open(0).evaluations["train"]
-    for world in (1, 2, 4):
-        seen = []
-        for rank in range(world):
-            for rows, real in stream.every_sample(split, 8, world, rank):
-                assert len(rows) == 1
-                batch = split.fetch(rows, 0)
-                seen += batch["index"][torch.from_numpy(real)].tolist()
-        assert sorted(seen) == list(range(9))
 
 
 def test_few_cases_are_spread_over_the_sizes(tmp_path, train):
@@ -580,12 +507,6 @@ def test_folds_part_the_patients_evenly(patients, folds):
     counts = np.bincount(list(part.values()), minlength=folds)
     assert set(part) == patients and len(counts) == folds and counts.max() - counts.min() <= 1 and counts.min() > 0
     assert fold_of(sorted(patients), folds) == part
-
-
-def test_folds_do_not_follow_the_order_of_names():
-    names = [f"p{number:03d}" for number in range(200)]
-    part = np.asarray([fold_of(names, 5)[name] for name in names])
-    assert all(len(set(part[first : first + 40].tolist())) == 5 for first in range(0, 200, 40))
 
 
 def test_a_fold_keeps_patients_whole_and_together_folds_hold_all(train):

@@ -44,18 +44,6 @@ def test_axes_that_are_not_at_right_angles_are_refused_beyond_the_tolerance(tmp_
     assert error.value.where == str(file) and "resample" in said and "dcm2niix" in said
 
 
-def test_the_form_that_is_used_decides(tmp_path):
-    file, image = tmp_path / "a.nii.gz", nibabel.Nifti1Image(volume()[0], None)
-    image.set_qform(affine(), 1)
-    image.set_sform(sheared(0.2), 0)
-    nibabel.save(image, file)
-    assert read_header(file).spacing == pytest.approx((1.0, 1.5, 4.0))
-    image.set_sform(sheared(0.2), 2)
-    nibabel.save(image, file)
-    with pytest.raises(UserError, match="sheared affine"):
-        read_header(file)
-
-
 @pytest.mark.parametrize("part", ["image", "label"])
 def test_a_sheared_file_is_named_at_import_in_verify_and_when_predicted_for(tmp_path, part):
     root = put_set(tmp_path / "set")

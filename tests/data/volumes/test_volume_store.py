@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trainkit.data.volumes import volume_store
 from trainkit.data.volumes.preprocess import Preparation
@@ -88,21 +85,6 @@ def test_views_are_of_the_file_and_cannot_be_written(made):
         image[0, 0, 0] = 1
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**31), st.integers(1, 40))
-def test_places_are_an_even_selection_of_each_organ(seed, cap):
-    labels = np.random.default_rng(seed).integers(0, 4, (3, 5, 7)).astype(np.uint8)
-    found = volume_store.places(labels, cap)
-    assert len(found) == labels.max() + 1 and not len(found[0])
-    for label in range(1, len(found)):
-        own = np.flatnonzero(labels == label)
-        kept = found[label]
-        assert kept.dtype == np.int32 and len(kept) == min(cap, len(own)) and (np.diff(kept) > 0).all()
-        assert np.isin(kept, own).all()
-        ranks = np.searchsorted(own, kept)
-        assert (ranks == [i * max(len(own), 1) // max(cap, 1) if len(own) > cap else i for i in range(len(kept))]).all()
-
-
 def test_fingerprints_tell_volumes_apart_and_nothing_else():
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     own = volume_store.fingerprint(array)
@@ -171,17 +153,3 @@ def test_the_writer_refuses_what_it_could_not_give_back(tmp_path, made):
         writer.add_case(info, image[None], labels, None, 0)
         with pytest.raises(ValueError, match="2 names"):
             writer.finish(names=("background", "a"))
-
-
-def test_a_folder_says_what_it_is(made, tmp_path):
-    assert volume_store.is_packed(made.path)
-    assert not volume_store.is_packed(tmp_path) and not volume_store.is_packed(tmp_path / "none")
-    (tmp_path / "manifest.json").write_text('{"format": "trainkit-packed"}')
-    assert not volume_store.is_packed(tmp_path)
-
-
-def test_the_size_on_disk_is_three_bytes_a_voxel_and_the_places(made):
-    voxels = sum(math.prod(made.case(i).shape) for i in range(3))
-    organs = sum(len(made.foreground(i, label)) for i in range(3) for label in range(4))
-    sizes = {name: entry["bytes"] for name, entry in made.manifest["files"].items()}
-    assert (sizes["images.bin"], sizes["labels.bin"], sizes["foreground.bin"]) == (2 * voxels, voxels, 4 * organs)

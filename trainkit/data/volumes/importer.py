@@ -94,12 +94,12 @@ def import_volumes(
         source = sources.open_volumes(source, patient=patient)
     classes = classes_of(source, names)
     pairs, bad = read_headers(source)
-    total = len(source.cases) + len(source.incomplete)
+    total = len(source.cases)
     most = damaged_most * total if damaged == "skip" else 0
     _check_bad(source, bad, most, len(pairs))
     how = Preparation(axes or order(pair.image for pair in pairs), None if spacing is None else three(spacing))
     with Writer(out, how=how, key=f"{_key(source, classes, spacing, axes)} {damaged}") as writer:
-        left = [pair for pair in pairs if pair.case.id not in writer.volumes()]
+        left = [pair for pair in pairs if pair.case.id not in {case.id for case in writer.cases}]
         _check_space(out, left, how)
         for done, made in enumerate(prepare_all(left, how, classes), start=total - len(left) + 1):
             if isinstance(made, UserError):
@@ -112,7 +112,7 @@ def import_volumes(
                 on_progress(done, total)
         _check_bad(source, bad, most, writer.rows)
         data = writer.finish(
-            names=classes.names or numbered_names(source.where, writer.volumes().values()),
+            names=classes.names or numbered_names(source.where, (case.volumes_mm3 for case in writer.cases)),
             channels=channel_names(source, pairs),
             made_from=f"{source.kind} {Path(source.where).name}",
         )
@@ -128,7 +128,7 @@ def _key(source: VolumeSource, classes: Classes, spacing: Sequence[float] | None
     labels = [classes.names, classes.values, classes.ignored]
     further = [[str(file) for file in case.images[1:]] for case in source.cases]
     made = [*versions, source.kind, source.where, labels, asked, axes, cases]
-    made += [source.channels, source.incomplete, further]
+    made += [source.channels, (), further]  # of cases that lack a channel, which are refused by their headers now
     return cache.key(made, source.files)
 
 
@@ -200,7 +200,7 @@ def read_headers(source: VolumeSource) -> tuple[list[_Pair], list[str]]:
     counts = Counter(pair.image.channels for pair in pairs)
     usual = len(source.channels) or max(counts, key=lambda count: (counts[count], count), default=1)
     expected = few(source.channels) if source.channels else "as in most cases"
-    bad = [*source.incomplete, *(str(one) for one in found if isinstance(one, UserError))]
+    bad = [str(one) for one in found if isinstance(one, UserError)]
     for pair in pairs:
         if pair.image.channels != usual:
             bad.append(f"{pair.case.image}: {number_of(pair.image.channels, 'channels')}; expected {usual}, {expected}")

@@ -53,7 +53,7 @@ class Case:
     """The name of its image without folder and suffix; no two of a source are equal."""
     patient: str
     images: tuple[Path, ...]
-    """Its file, or one for each channel in their order."""
+    """Its file, or one for each channel that is there, in their order."""
     label: Path | None
     """None where only images are there."""
 
@@ -80,8 +80,6 @@ class VolumeSource:
     """All files that it is made of, for noticing changes."""
     channels: tuple[str, ...] = ()
     """Names of the channels; empty where there is one, or files of 4 axes whose channels nothing names."""
-    incomplete: tuple[str, ...] = ()
-    """Sentences about cases that lack a channel, and are not among `cases`."""
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -126,13 +124,17 @@ def open_volumes(
         found = _single(place, split, labelled) if place.is_file() else _in_folder(place, split, labelled, where)
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(str(path)[:300], f"cannot be read ({error.strerror or error})", "a folder of volumes") from None
-    found.channels = _agreed(found.channels, tuple(channels), where)
-    images, incomplete, used = _grouped(found, labelled, where)
+    if found.channels and channels and not automatic(channels) and found.channels != tuple(channels):
+        remedy = "give them the same names in dataset.json"
+        raise UserError(where, f"channels {few(found.channels, 20)}", few(channels, 20), remedy)
+    found.channels = found.channels or tuple(channels)
+    images = _grouped(found, labelled, where)
+    used = {*found.made_of, *found.own}
+    used |= {file for id, own in images.items() for file in (*own, found.labels.get(id))}
     left_out = (*found.left_out, *_left_out(found, used))
     if not images:
-        said = few([*incomplete, *left_out], 3)
         wanted = "images with label maps of the same names" if labelled else FILES
-        said = f"no {'labelled ' if labelled else ''}volumes" + (f"; {said}" if said else "")
+        said = f"no {'labelled ' if labelled else ''}volumes" + (f"; {few(left_out, 3)}" if left_out else "")
         raise UserError(where, said, wanted, DICOM)
     folders.check_names(where, images)
     cases = [
@@ -140,10 +142,7 @@ def open_volumes(
         for id, files in sorted(images.items())
     ]
     files = [*found.made_of, *(file for case in cases for file in (*case.images, case.label) if file is not None)]
-    several = found.channels or numbered(len(cases[0].images))
-    return VolumeSource(
-        found.kind, where, tuple(cases), found.classes, left_out, tuple(files), several, tuple(incomplete)
-    )
+    return VolumeSource(found.kind, where, tuple(cases), found.classes, left_out, tuple(files), found.channels)
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -154,15 +153,6 @@ def numbered(count: int) -> tuple[str, ...]:
 def automatic(names: Sequence[str]) -> bool:
     """Return whether names are those of `numbered`, or none."""
     return tuple(names) == numbered(len(names))
-
-
-def _agreed(found: tuple[str, ...], wanted: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """Return the names of the channels. Raises UserError where those of a source are not those that are wanted."""
-    if found and wanted and not automatic(wanted) and found != wanted:
-        raise UserError(
-            where, f"channels {few(found, 20)}", few(wanted, 20), "give them the same names in dataset.json"
-        )
-    return found or wanted
 
 
 def a_volume(path: Path | str) -> Path | None:
@@ -222,14 +212,13 @@ def _in_folder(place: Path, split: str | None, labelled: bool, where: str) -> _F
     return found
 
 
-def _left_out(found: _Found, used: Collection[Path]) -> Iterator[str]:
+def _left_out(found: _Found, used: Collection[Path | None]) -> Iterator[str]:
     """Yield sentences about what lies in the folders of a source and is not used."""
-    used = {*used, *found.made_of, *found.own}
-    if found.kind == "Decathlon":  # those that are listed are named already
-        used |= {*found.images, *found.labels.values()}
+    # Those that are listed are named already.
+    listed = {*found.images, *found.labels.values()} if found.kind == "Decathlon" else ()
     for folder, why in found.own.items():
         for file in folders.visible(folder.iterdir()):
-            if file not in used:
+            if file not in used and file not in listed:
                 volume = is_nifti(file) and file.is_file()
                 yield f"{_below(found.root, file)}: {why if volume else 'not a NIfTI file'}"
 
@@ -301,8 +290,8 @@ def _listed(root: Path, listed: Sequence[Json], where: str) -> tuple[list[Path],
     return images, labels, left_out
 
 
-def _grouped(found: _Found, labelled: bool, where: str) -> tuple[dict[str, tuple[Path, ...]], list[str], list[Path]]:
-    """Return the files of each case in the order of the channels, sentences about cases that lack one, and all files.
+def _grouped(found: _Found, labelled: bool, where: str) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each case, in the order of the channels, which are numbered where nothing names them.
 
     Four digits at the end of a name are a channel where a label map is called without them, or in nnU-Net's layout.
     Raises UserError for two images of one channel, and a number beyond the names.
@@ -320,19 +309,12 @@ def _grouped(found: _Found, labelled: bool, where: str) -> tuple[dict[str, tuple
             said = f"{file.name} and {other.name}" if file != other else f"{file.name} twice"
             raise UserError(where, f"two images of the id {id!r}: {said}"[:300], "one")
     most = max((place for files in by_id.values() for place in files), default=0)
-    if most >= (count := len(found.channels) or most + 1):
-        raise UserError(where, f"files numbered up to {most}", f"{count} channels: {few(found.channels)}")
-    count = count if most else 1
-    whole = {id: files for id, files in by_id.items() if len(files) == count}
-    names = found.channels or numbered(count)
-    incomplete = []
-    for id, files in by_id.items():
-        if missing := [names[place] for place in range(count) if place not in files]:
-            there = few(sorted(file.name for file in files.values()))
-            incomplete.append(f"{id}: without the channel {few(missing)} (there: {there})")
-    used = [file for files in by_id.values() for file in files.values()]
-    used += [found.labels[id] for id in by_id if id in found.labels]
-    return {id: tuple(files[place] for place in range(count)) for id, files in whole.items()}, incomplete, used
+    # A case without one of them has too few, which its number of channels tells.
+    found.channels = found.channels or numbered(most + 1)
+    if most and most >= len(found.channels):
+        expected = f"{len(found.channels)} channels: {few(found.channels)}"
+        raise UserError(where, f"files numbered up to {most}", expected)
+    return {id: tuple(files[place] for place in sorted(files)) for id, files in by_id.items()}
 
 
 def _below(root: Path, file: Path) -> str:

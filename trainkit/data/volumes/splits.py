@@ -5,24 +5,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from trainkit import rng
 from trainkit.data.leakage import Held
+from trainkit.data.split import EvalSplit, TrainSplit
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes
-from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Segmentation
-from trainkit.interfaces import Batch, Split
+from trainkit.interfaces import Batch
 from trainkit.tensors import torch
 
 
 @dataclass(frozen=True, eq=False)
-class _Cases(Split):
+class _Cases:
     """Cases of an imported set."""
 
     name: str
@@ -62,7 +62,7 @@ class _Cases(Split):
 
 
 @dataclass(frozen=True, eq=False)
-class CaseSplit(_Cases):
+class CaseSplit(_Cases, EvalSplit):
     """Whole cases of an imported set, read one by one.
 
     Keys: image, float16 (1, C, D, H, W) on the grid that networks see, float32 after `on_device`; mask, uint8
@@ -74,10 +74,7 @@ class CaseSplit(_Cases):
     mirrored: bool = False
     """True: predictions are averaged over mirror images along all axes."""
 
-    at_once: int = field(default=1, init=False)
-    """Volumes differ in size."""
-    views: int = field(default=1, init=False)
-    """Nothing is augmented."""
+    at_once = 1  # volumes differ in size
 
     @property
     def size(self) -> int:
@@ -112,10 +109,6 @@ class CaseSplit(_Cases):
         chosen = sorted(order[(2 * k + 1) * self.size // (2 * most)] for k in range(most))
         return replace(self, cases=self.cases[chosen])
 
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Raise ValueError: a split that is evaluated is not trained on."""
-        raise ValueError(f"{self.name} is an evaluation split")
-
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the case at the one index. Raises UserError where it was damaged, ValueError for several indices."""
         indices = np.array(indices, dtype=np.int64)
@@ -140,7 +133,7 @@ class CaseSplit(_Cases):
 
 
 @dataclass(frozen=True, eq=False)
-class PatchSplit(_Cases):
+class PatchSplit(_Cases, TrainSplit):
     """Patches of cases: row r is draw r % patches of case r // patches. Where it lies is a hash of seed, epoch and row.
 
     Keys after `on_device`: image, float32 (B, C, *patch); mask, uint8 (B, *patch); index, view. Before, image is
@@ -158,9 +151,6 @@ class PatchSplit(_Cases):
     augment: VolumeAugment
     kind: Literal["train", "patches"] = "train"
     """To train on, other ones in each epoch; or to be evaluated, always the same."""
-
-    at_once: None = field(default=None, init=False)
-    """Patches are read in batches of any size."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_kept_starts"}
@@ -191,18 +181,6 @@ class PatchSplit(_Cases):
         organs = range(1, len(self.packed.names))
         known = [[len(self.packed.foreground(case, organ)) for organ in organs] for case in self.cases.tolist()]
         return np.asarray(known, np.int64).reshape(len(self.cases), len(organs))
-
-    def order(self, epoch: int, batch_size: int) -> np.ndarray:
-        """Shuffle the rows of one epoch, int64 (updates, batch_size); what fills no batch is left for other epochs.
-
-        Raises UserError when a batch takes more than there are.
-        """
-        if not 1 <= batch_size <= self.size:
-            found = f"1 to {self.size}, the number of patches in an epoch of {self.name}"
-            raise UserError("batch_size", str(batch_size), found, "raise data.patches")
-        updates = self.size // batch_size
-        rows = rng.permutation(self.seed, epoch, self.size)[: updates * batch_size]
-        return rows.astype(np.int64).reshape(updates, batch_size)
 
     def starts(self, rows: np.ndarray, epoch: int) -> np.ndarray:
         """Return the first voxel of each patch in its volume, int64 (rows, 3).

@@ -10,52 +10,33 @@ import numpy as np
 
 from trainkit.data import verification
 from trainkit.data.cache import Progress
-from trainkit.data.formats import volume_grid
-from trainkit.data.formats.nifti_header import by
 from trainkit.data.leakage import Held
 from trainkit.data.verification import Examined, Step
 from trainkit.data.volumes import fingerprint, importer, reader, sources, volume_store
-from trainkit.data.volumes.preprocess import PLANES, Preparation, three
+from trainkit.data.volumes.preprocess import Preparation, three
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes
 from trainkit.errors import UserError, listing
-from trainkit.files import Json
 from trainkit.interfaces import IGNORED
-
-
-def info(path: Path | str) -> dict[str, Json]:
-    """Describe a set of volumes, packed or as files (from their headers alone), by words for its properties."""
-    path = Path(path)
-    if volume_store.is_packed(path):
-        data = PackedVolumes(path)
-        facts = {"path": str(data.path), "made from": data.manifest.get("made_from", ""), "cases": len(data)}
-        facts |= {"patients": len(set(data.patients())), "bytes": data.bytes, "digest": data.digest}
-        names, channels = data.names, data.channel_names
-    else:
-        source = sources.open_volumes(path, labelled=False)
-        pairs, bad = importer.read_headers(source)
-        facts = {"path": source.where, "made from": source.kind, "cases": len(source.cases)}
-        facts |= {"labelled": sum(case.label is not None for case in source.cases)}
-        facts |= {"unusable": len(bad), "left out": len(source.left_out)}
-        names, channels = source.names or (), importer.channel_names(source, pairs) if pairs else ()
-        if pairs:
-            axes = importer.order(pair.image for pair in pairs)
-            grids = [(volume_grid.orientation(pair.image.affine, axes), pair.image) for pair in pairs]
-            shape = np.median([[header.shape[axis] for axis in grid.order] for grid, header in grids], axis=0)
-            spacing = np.median([grid.spacing(header) for grid, header in grids], axis=0)
-            median = f"{by(shape.tolist(), '.0f')} voxels of {by(spacing.tolist(), '.4g')} mm in the median"
-            facts["volumes"] = f"{median}, {PLANES[axes]} slices (axes {axes})"
-    facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-    return facts | ({"channels": ", ".join(channels)} if channels else {})
 
 
 def described(path: Path | str) -> list[str]:
     """Write the properties of a set of volumes in lines; of packed ones also shapes, intensities and organs."""
-    facts = verification.fact_lines(info(path))
     if not volume_store.is_packed(Path(path)):
-        return facts
+        source = sources.open_volumes(path, labelled=False)
+        facts = {"path": source.where, "made from": source.kind, "cases": len(source.cases)}
+        facts |= {"labelled": sum(case.label is not None for case in source.cases), "left out": len(source.left_out)}
+        return verification.fact_lines(facts | _names(source.names or (), source.channels))
     data = PackedVolumes(path)
-    return facts + fingerprint.describe(data.names, data.infos(), data.preparation, data.channel_names)
+    facts = {"path": str(data.path), "made from": data.manifest.get("made_from", ""), "cases": len(data)}
+    facts |= {"patients": len(set(data.patients())), "bytes": data.bytes, "digest": data.digest}
+    table = fingerprint.describe(data.names, data.infos(), data.preparation, data.channel_names)
+    return verification.fact_lines(facts | _names(data.names, data.channel_names)) + table
+
+
+def _names(labels: Sequence[str], channels: Sequence[str]) -> dict[str, str]:
+    named = {"labels": ", ".join(f"{number} {name}" for number, name in enumerate(labels))}
+    return named | ({"channels": ", ".join(channels)} if channels else {})
 
 
 def verify(
@@ -150,7 +131,7 @@ def _files(source: VolumeSource, asked: importer.Names, spacing: Sequence[float]
             infos.append(replace(found.info, fingerprint=found.fingerprint))
     damage, odd = [], [f"not used: {text}" for text in source.left_out]
     if bad:
-        said = f"{len(bad)} of {len(source.cases) + len(source.incomplete)} cases cannot be used"
+        said = f"{len(bad)} of {len(source.cases)} cases cannot be used"
         damage.append(f"{source.where}: {said}:{listing(bad, verification.NAMED)}")
     prints = [info.fingerprint for info in infos]
     if infos:

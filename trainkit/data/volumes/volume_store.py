@@ -22,7 +22,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
@@ -127,14 +127,14 @@ class CaseInfo:
     """Lowest value of each channel of the prepared image, which stands for what lies outside."""
     volumes_mm3: tuple[float, ...]
     """Of each label, 0 included, as annotated: voxels of the original grid times their volume."""
+    foreground: tuple[Whole, ...] = ()
+    """How many places of each label are known."""
+    fingerprint: Whole = 0
+    crc: dict[str, Whole] = field(default_factory=dict)
+    """CRC-32 of each part, by the words of `_PARTS`."""
     facts: dict[str, Json] = field(default_factory=dict)
     """Intensities of the file (`lowest`, `highest`, `clip_low`, `clip_high`, `mean`, `std`) and more; those of the
     second and further channels are in the list `also`."""
-    fingerprint: Whole = 0
-    foreground: tuple[Whole, ...] = ()
-    """How many places of each label are known."""
-    crc: dict[str, Whole] = field(default_factory=dict)
-    """CRC-32 of each part, by the words of `_PARTS`."""
 
 
 _CASES = TypeAdapter(list[CaseInfo])
@@ -306,19 +306,23 @@ def _bytes(case: CaseInfo, part: str) -> int:
 
 
 class Writer(RowWriter):
-    """Writes packed volumes. Of those that a killed one wrote under the same `key`, `volumes` has the ids."""
+    """Writes packed volumes. Of those that a killed one wrote under the same `key`, `cases` has the facts."""
 
     def __init__(self, out: Path | str, *, how: Preparation, key: str = ""):
         """`key` as of the `Writer` of rows."""
         layout = _columns(how.spacing is not None)
-        super().__init__(out, layout, key=key, state=lambda: self._entries[-1], batch_rows=PackedVolumes.BATCH_ROWS)
+        super().__init__(
+            out, layout, key=key, state=lambda: _entry(self.cases[-1]), batch_rows=PackedVolumes.BATCH_ROWS
+        )
         self.how = how
-        self._entries: list[dict[str, Json]] = []
+        self.cases: list[CaseInfo] = []
+        """Facts of the cases that are written."""
 
     def __enter__(self) -> Self:
         super().__enter__()
         # An import that a version before began noted more beside each.
-        self._entries = [found[0] if isinstance(found, list) else found for found in self.restored]
+        found = (entry[0] if isinstance(entry, list) else entry for entry in self.restored)
+        self.cases = _CASES.validate_python([_of_entry(entry) for entry in found])
         return self
 
     def add_case(
@@ -336,12 +340,8 @@ class Writer(RowWriter):
         parts = {name: np.ascontiguousarray(array) for name, array in parts.items()}
         crc = {name: zlib.crc32(array.data) if array.size else 0 for name, array in parts.items()}
         counts = tuple(len(own) for own in found)
-        self._entries.append(_entry(replace(case, fingerprint=fingerprint, foreground=counts, crc=crc)))
+        self.cases.append(replace(case, fingerprint=fingerprint, foreground=counts, crc=crc))
         self.add({"id": case.id, **{_PARTS[name]: array for name, array in parts.items()}})
-
-    def volumes(self) -> dict[str, list[float]]:
-        """Return the volumes of the labels of each case that is written, in mm3, by its id."""
-        return {entry["id"]: entry["volumes_mm3"] for entry in self._entries}
 
     def finish(self, *, names: Sequence[str], channels: Sequence[str] = (), made_from: str = "") -> PackedVolumes:
         """Write everything but the volumes, make it durable, and give it its name.
@@ -349,19 +349,20 @@ class Writer(RowWriter):
         `names` are those of the labels from 0, `channels` those of the channels, where there are several. Raises
         ValueError where a case has a label without a name.
         """
-        for entry in self._entries:
-            for key in ("volumes_mm3", "foreground"):
-                missing = len(names) - len(entry[key])
-                if missing < 0:
-                    raise ValueError(f"{entry['id']} has {len(entry[key])} labels, {len(names)} names were given")
-                entry[key] = [*entry[key], *[0] * missing]
-        text = json.dumps(self._entries, allow_nan=False, separators=(",", ":"))
+        entries = []
+        for case in self.cases:
+            missing = len(names) - len(case.volumes_mm3)
+            if missing < 0:
+                raise ValueError(f"{case.id} has {len(case.volumes_mm3)} labels, {len(names)} names were given")
+            foreground = case.foreground + (0,) * (len(names) - len(case.foreground))
+            entries.append(_entry(replace(case, volumes_mm3=case.volumes_mm3 + (0,) * missing, foreground=foreground)))
+        text = json.dumps(entries, allow_nan=False, separators=(",", ":"))
         (self.folder / "cases.json").write_text(text, "utf-8")
         manifest: dict[str, Json] = {
-            "cases": len(self._entries),
+            "cases": len(self.cases),
             "names": list(names),
             "axes": self.how.axes,
-            "spacing": np.median([entry["spacing"] for entry in self._entries], axis=0).tolist(),
+            "spacing": np.median([case.spacing for case in self.cases], axis=0).tolist(),
             "resampled": None if self.how.spacing is None else list(self.how.spacing),
             "made_from": made_from,
             # Sets of one channel are as they were before there were others: their digest does not change.
@@ -372,31 +373,16 @@ class Writer(RowWriter):
 
 
 def _entry(case: CaseInfo) -> dict[str, Json]:
-    """Return the facts of a case as `cases.json` has them."""
-    return {
-        "id": case.id,
-        "patient": case.patient,
-        "shape": list(case.shape),
-        "spacing": list(case.spacing),
-        "original_shape": list(case.original_shape),
-        "original_spacing": list(case.original_spacing),
-        "floor": case.floors[0] if len(case.floors) == 1 else list(case.floors),
-        "volumes_mm3": list(case.volumes_mm3),
-        "foreground": list(case.foreground),
-        "fingerprint": f"{case.fingerprint:016x}",
-        "crc": case.crc,
-        "facts": case.facts,
-        "clinical": {},  # kept though it is empty: sets of before keep their digest
-    }
+    """Return the facts of a case as `cases.json` has them: `floors` is a number there where there is one channel."""
+    floor = case.floors[0] if len(case.floors) == 1 else list(case.floors)
+    values = {**asdict(case), "floors": floor, "fingerprint": f"{case.fingerprint:016x}"}
+    entry = {"floor" if key == "floors" else key: value for key, value in values.items()}
+    return {**entry, "clinical": {}}  # kept though it is empty: sets of before keep their digest
 
 
 def _of_entry(entry: Mapping[str, Json]) -> dict[str, Json]:
-    """Return an entry of `cases.json` as `CaseInfo` has it: a lowest value for each channel."""
+    """Return an entry of `cases.json` as `CaseInfo` has it."""
     floor = entry["floor"]
-    return {
-        **entry,
-        "floors": floor if isinstance(floor, list) else [floor],
-        "fingerprint": int(entry["fingerprint"], 16),
-        "crc": dict(entry["crc"]),
-        "foreground": list(entry["foreground"]),
-    }
+    floors = floor if isinstance(floor, list) else [floor]
+    needed = {"crc": dict(entry["crc"]), "foreground": list(entry["foreground"])}
+    return {**entry, **needed, "floors": floors, "fingerprint": int(entry["fingerprint"], 16)}
