@@ -19,7 +19,7 @@ from untrained_runs import made
 from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.export import export, files, images
-from trainkit.export.agreement import compare_rows
+from trainkit.export.agreement import compare, rows
 
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 EYES = ROOT / "recipes" / "eye_state.yaml"
@@ -286,11 +286,11 @@ def test_agreement_is_of_every_picture_and_output():
         rows = some[:, 0].long() // 2
         return {name: values[rows] for name, values in true.items()}
 
-    same = compare_rows("it", found, seen, true)
+    same = compare("it", found, rows(seen, true))
     assert (same.pictures, same.same, same.cosine, same.apart) == (3, 1, 1, {"logits": 0, "embedding": 0})
     assert calls == [1, 2], "one alone, and several at once"
     calls.clear()
-    compare_rows("it", found, seen, true, one_by_one=True)
+    compare("it", found, rows(seen, true, one_by_one=True))
     assert calls == [1, 1, 1]
 
     def last_is_off(by):
@@ -302,12 +302,12 @@ def test_agreement_is_of_every_picture_and_output():
 
         return run
 
-    assert compare_rows("it", last_is_off(1e-4), seen, true).apart["embedding"] == pytest.approx(1e-4)
+    assert compare("it", last_is_off(1e-4), rows(seen, true)).apart["embedding"] == pytest.approx(1e-4)
     for by in (0.01, float("nan")):
         with pytest.raises(UserError, match="it: differs from the trained network"):
-            compare_rows("it", last_is_off(by), seen, true)
+            compare("it", last_is_off(by), rows(seen, true))
     with pytest.raises(UserError, match="logits of shape"):
-        compare_rows("it", lambda some: {"logits": torch.zeros(len(some), 5)}, seen, true)
+        compare("it", lambda some: {"logits": torch.zeros(len(some), 5)}, rows(seen, true))
 
 
 @pytest.mark.slow

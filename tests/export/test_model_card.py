@@ -10,12 +10,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from trainkit.checkpoint import storage
 from trainkit.errors import visible
 from trainkit.export import model_card
 from trainkit.interfaces import Source
 from trainkit.tracking import lineage
-from trainkit.tracking.journal import History, Journal, Point
+from trainkit.tracking.journal import Journal
 from trainkit.tracking.markdown import plain
 from trainkit.tracking.run_folder import RunFolder
 
@@ -49,17 +48,14 @@ def recipe(train: str = "pets", evaluate=None, **sources: Source):
     return SimpleNamespace(name="pets", task=Classify(**sources), data=data, evaluations={"val": None})
 
 
-def folder(tmp_path, step: int = 20) -> RunFolder:
+def folder(tmp_path) -> RunFolder:
     made = RunFolder(tmp_path / "pets-s0")
     made.path.mkdir()
-    machine = {"gpu": "GPU X", "cpu": "CPU Y", "processes": 2, "threads": 4, "precision": "bf16"}
-    storage.write(made.checkpoints, step, {}, {"machine": machine}, "")
     written = Journal(made.journal)
     for at, top1 in ((10, 0.5), (20, 0.75)):
         written.append(at, {"val/top1": top1, "val/ema/top1": top1 + 0.125, "val/f1.cat": 0.1, "train/loss": 1.0})
         written.append(at, {"val/ema/miou": top1, "val/ema/miou_low": top1 - 0.25, "val/ema/miou_high": top1 + 0.2})
-    written.append(30, {"final/speed/samples_per_s": 1234.5, "val/ema/top1": 0.1})
-    written.append(30, {"final/time/total_s": 40.0, "final/time/wall_s": 60.0})
+    written.append(30, {"val/ema/top1": 0.1, "validation/top1": 1.0})
     written.close()
     return made
 
@@ -71,7 +67,6 @@ def test_scores_are_those_of_the_weights_that_were_exported(tmp_path):
     rows = {line.split()[0]: line.split()[1:] for line in table.strip().splitlines()[1:]}
     assert rows == {"top1": ["0.8750", "-"], "miou": ["0.7500", "0.5000", "to", "0.9500"]}
     assert "at step 20, EMA weights" in text
-    assert "Training: 1,234.5 samples/s on 2 x GPU X, 4 threads, bf16; 60 s in total." in text
     plain = model_card.card(run, recipe(), run.path / "checkpoints/step-000000010/model.safetensors", ABOUT, {})
     assert "0.5000" in plain and "0.6250" not in plain and "EMA" not in plain
 
@@ -156,7 +151,7 @@ def test_lines_that_mlflow_shows_as_markdown_are_shown_as_they_are():
 
 def test_a_run_that_was_never_scored_says_so(tmp_path):
     text = model_card.card(RunFolder(tmp_path / "none"), recipe(), tmp_path / "weights.safetensors", ABOUT, {})
-    assert "None: these weights were not evaluated." in text and "Not measured." in text
+    assert "None: these weights were not evaluated." in text
 
 
 def test_the_page_says_how_each_file_is_loaded_and_nothing_of_those_that_are_not_there(tmp_path):
@@ -201,11 +196,3 @@ def test_licences_are_said_as_far_as_they_are_known():
         "(not stated by timm)" in found[4]
     )
     assert found[5].endswith("`run:abc`; licence unknown") and "from the recipe `teacher.yaml`" in found[6]
-
-
-def test_scores_of_classes_and_networks_are_not_mixed_up():
-    points = {"val/top1": 0.5, "val/ema/top1": 0.6, "validation/top1": 1.0}
-    history = History({name: [Point(5, value, 0)] for name, value in points.items()})
-    assert model_card.scores_at(history, "val", 5, False) == {"top1": 0.5}
-    assert model_card.scores_at(history, "val", 5, True) == {"top1": 0.6}
-    assert model_card.scores_at(history, "val", 6, False) == {}

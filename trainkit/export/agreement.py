@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +18,24 @@ from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo, Task
 
 CLOSE = 1e-3
-"""Largest difference of a number, as a share of the largest value; 1e-5 is usual. With refined points a share of
-1 - `LEAST_SAME` of the pixels may differ by more: rounding may change which points are least certain."""
-_NOT_KEPT = "no file was kept: report it with the versions of torch and onnxruntime, or leave this format out"
+"""Largest difference of a number, as a share of the largest value of its sample; 1e-5 is usual. With refined points a
+share of 1 - `LEAST_SAME` of the pixels may differ by more: rounding may change which points are least certain."""
 LEAST_COSINE = 0.9999
 """Smallest cosine between an embedding and that of the trained network."""
 LEAST_SAME = 0.999
 """Smallest share of pixels with the same class. Only ties may differ: rounding depends on the machine."""
-
-A = TypeVar("A")
+_NOT_KEPT = "no file was kept: report it with the versions of torch and onnxruntime, or leave this format out"
 
 
 @dataclass(frozen=True)
-class RowAgreement:
-    """Differences between a file and the trained network on real samples, each of which has one row of outputs."""
+class Agreement:
+    """Differences between the outputs of a file and those of the trained network on real samples."""
 
     pictures: int
     apart: dict[str, float]
-    """Largest difference of each output, as a share of its largest value."""
+    """Largest difference of each output, as a share of the largest value of its sample."""
     same: float | None
-    """Share of samples with the same class; None without classes."""
+    """Share of samples, or of pixels, with the same class; None without classes."""
     cosine: float | None
     """Smallest cosine between an embedding and that of the trained network; None without embeddings."""
     of: str = "images"
@@ -51,55 +49,70 @@ class RowAgreement:
         return f"{number_of(self.pictures, self.of)}; {'; '.join(parts)}"
 
 
-@dataclass(frozen=True)
-class PixelAgreement:
-    """Differences between a file and the trained network on real images, each pixel of which has a class."""
-
-    pictures: int
-    largest: float
-    """Largest difference of logits."""
-    range: float
-    """Largest absolute logit."""
-    same: float
-    """Share of pixels with the same class."""
-    apart: float
-    """Share of pixels with a logit that differs by more than `CLOSE`."""
-
-    def __str__(self) -> str:
-        compared = number_of(self.pictures, "images")
-        return (
-            f"{compared}; largest difference of logits: {self.largest:.2g} (largest logit {self.range:.3g}); "
-            f"same class: {100 * self.same:.6g} % of the pixels"
-        )
-
-
-Agreement = RowAgreement | PixelAgreement
-
-
-class Pictures(Protocol):
-    """Images (1, 3, H, W), read on access because they may be large."""
+class Samples(Protocol):
+    """Batches of inputs with the outputs of the trained network, read on access because they may be large."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, at: int, /) -> Tensor: ...
+    def __getitem__(self, at: int, /) -> tuple[Tensor, Outputs]: ...
+
+
+def rows(pixels: Tensor, expected: Outputs, one_by_one: bool = False) -> Samples:
+    """Return samples as batches: the first alone and the others together, or each alone."""
+    cuts = list(range(1, len(pixels))) if one_by_one else [1]
+    parts = {name: torch.tensor_split(values, cuts) for name, values in {"": pixels, **expected}.items()}
+    each = [{name: values[k] for name, values in parts.items()} for k in range(len(cuts) + 1) if len(parts[""][k])]
+    return [(own.pop(""), own) for own in each]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxForm:
+    """A form in which a network is written as ONNX."""
+
+    net: nn.Module
+    example: Tensor
+    """An input that is traced; dimensions of size 1 become constants."""
+    free: tuple[int, ...]
+    """Dimensions of the input that may vary."""
+    samples: Samples
+    """Samples whose shapes the file takes."""
+    takes: Mapping[str, str]
+    """The accepted shapes, for model.json."""
+    others: Samples = ()
+    """Further samples, of other shapes, which are compared by themselves."""
+    note: str = ""
+    """What users must know of it; the reason why it is not the form before follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exportable:
-    """A trained network of one kind of data, with functions that write and verify its files."""
+    """A trained network of one kind of data, and samples on which its files are verified."""
 
     net: nn.Module
     """The network whose tensors are written."""
-    about: Mapping[str, Json]
-    """The part of model.json that depends on the kind of data."""
+    outputs: Mapping[str, str]
+    """Name and description of each output, in order."""
+    samples: Samples
     checked_on: tuple[str, list[int]]
     """Name of the split, and rows."""
-    check: Callable[[Path], Agreement]
-    """Rebuilds the network from a file of tensors, and compares."""
-    write_onnx: Callable[[Path, Mapping[str, Any]], tuple[Agreement, dict[str, str], list[str]]]
-    """Writes an ONNX file, given model.json, and compares; returns also the accepted shapes, and notes."""
+    about: Mapping[str, Json]
+    """The part of model.json that depends on the kind of data."""
+    forms: Sequence[OnnxForm]
+    """Forms of the ONNX file; the first that can be written and agrees is kept."""
+    network: str
+    """Name of the network in messages."""
+    of: str = "images"
+    """Plural noun of the samples."""
+    refined: bool = False
+    """True for a network that refines single points."""
+    reason: str = ""
+    """Why the first form is not one for all shapes, where it is not."""
     write_config: Callable[[Path], Agreement] | None = None
     """Writes timm's config.json into a folder beside the tensors, and compares the network that timm loads."""
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = field(default_factory=list)
+
+    def compare(self, name: str, found: Callable[[Tensor], Outputs], samples: Samples | None = None) -> Agreement:
+        """Compare the outputs of a file of this name; see `compare`."""
+        return compare(name, found, samples or self.samples, self.of, self.refined)
 
 
 class Exporter(NamedTuple):
@@ -113,132 +126,101 @@ class Exporter(NamedTuple):
     """Given task and network, the part whose tensors are exported."""
 
 
-class NamedModule(nn.Module):
-    """A module around a network that returns a tuple of named outputs."""
+def by_name(net: nn.Module, outputs: Sequence[str]) -> Callable[[Tensor], Outputs]:
+    """Return a function that returns the outputs of a network, a tensor or a tuple of tensors, by name."""
 
-    net: nn.Module
-    outputs: tuple[str, ...]
+    def found(given: Tensor) -> Outputs:
+        values = net(given)
+        return dict(zip(outputs, values if isinstance(values, tuple) else (values,), strict=True))
 
-
-def by_name(deployed: NamedModule) -> Callable[[Tensor], Outputs]:
-    """Return a function that returns the outputs of a network by name."""
-    return lambda pixels: dict(zip(deployed.outputs, deployed(pixels), strict=True))
+    return found
 
 
 @torch.no_grad()
-def compare_rows(
-    name: str,
-    found: Callable[[Tensor], Outputs],
-    pixels: Tensor,
-    expected: Mapping[str, Tensor],
-    one_by_one: bool = False,
-    of: str = "images",
-) -> RowAgreement:
-    """Compare outputs for samples, the first alone and then the others together, with the trained network's.
+def compare(
+    name: str, found: Callable[[Tensor], Outputs], samples: Samples, of: str = "images", refined: bool = False
+) -> Agreement:
+    """Compare the outputs for samples with those of the trained network; `refined`: it refines single points.
 
-    Raises UserError if they differ.
+    `logits` are (B, classes) or (B, classes, *pixels), other outputs embeddings (B, D). Raises UserError if they
+    differ.
     """
-    cuts = range(1, len(pixels)) if one_by_one else [1]
-    parts = [found(some) for some in torch.tensor_split(pixels, list(cuts)) if len(some)]
     apart: dict[str, float] = {}
-    same = cosine = None
-    for key in parts[0]:
-        got, true = torch.cat([part[key] for part in parts]).float(), expected[key].float()
-        if got.shape != true.shape:
-            raise UserError(name, f"{key} of shape {tuple(got.shape)}", f"{tuple(true.shape)}", _NOT_KEPT)
-        apart[key] = ((got - true).abs().max() / true.abs().max().clamp_min(1e-12)).item()
-        if key == "logits":
-            same = (got.argmax(1) == true.argmax(1)).float().mean().item()
-        else:
-            cosine = nn.functional.cosine_similarity(got.double(), true.double()).min().item()
-    agreement = RowAgreement(len(pixels), apart, same, cosine, of)
-    # NaN fails. If two classes tie within `CLOSE`, either may be first.
-    if not all(value <= CLOSE for value in apart.values()) or not (cosine is None or cosine >= LEAST_COSINE):
+    cosine: list[float] = []
+    same = off = pixels = count = 0
+    dense = False
+    for given, expected in _each(samples):
+        count += len(given)
+        got = found(given)
+        for key, true in expected.items():
+            one, true = got[key].float(), true.float()
+            if one.shape != true.shape:
+                raise UserError(name, f"{key} of shape {tuple(one.shape)}", f"{tuple(true.shape)}", _NOT_KEPT)
+            difference = (one - true).abs() / true.abs().max().clamp_min(1e-12)
+            # `max` of Python loses a NaN, which counts as different.
+            apart[key] = torch.tensor([apart.get(key, 0.0), difference.max().item()]).max().item()
+            if key == "logits":
+                own = one.argmax(1) == true.argmax(1)
+                same, pixels, dense = same + int(own.sum()), pixels + own.numel(), true.dim() > 2
+                off += int((~(difference.amax(1) <= CLOSE)).sum())
+            else:
+                cosine.append(nn.functional.cosine_similarity(one.double(), true.double()).min().item())
+    least = None if not cosine else min(cosine)
+    agreement = Agreement(count, apart, same / pixels if pixels else None, least, of)
+    # If two classes of a sample tie within `CLOSE`, either may be first.
+    agrees = off <= (1 - LEAST_SAME if refined else 0) * pixels and (not dense or same >= LEAST_SAME * pixels)
+    agrees = agrees and all(apart[key] <= CLOSE for key in apart if key != "logits")
+    agrees = agrees and all(one >= LEAST_COSINE for one in cosine)
+    if not agrees:
         raise UserError(name, f"differs from the trained network: {agreement}", remedy=_NOT_KEPT)
     return agreement
 
 
-@torch.no_grad()
-def compare_pixels(
-    name: str,
-    found: Callable[[Tensor], Tensor],
-    trained: Callable[[Tensor], Tensor],
-    pictures: Pictures,
-    refined: bool,
-) -> PixelAgreement:
-    """Compare logits (B, classes, H, W) for all `images`; `refined`: the network refines points.
+def _each(samples: Samples) -> Iterator[tuple[Tensor, Outputs]]:
+    return (samples[at] for at in range(len(samples)))
 
-    Raises UserError if they differ.
+
+def write_onnx(
+    file: Path, network: Exportable, about: Mapping[str, Json]
+) -> tuple[Agreement, Mapping[str, str], list[str]]:
+    """Write an ONNX file in the first of the network's forms that can be written and agrees.
+
+    Returns the agreement, the accepted shapes, for model.json, and notes. Raises UserError if no form is left.
     """
-    largest, high, same, apart, pixels = 0.0, 0.0, 0, 0, 0
-    for seen in map(pictures.__getitem__, range(len(pictures))):
-        expected, got = trained(seen), found(seen)
-        if got.shape != expected.shape:
-            problem = f"logits of shape {tuple(got.shape)} for pixels of shape {tuple(seen.shape)}"
-            raise UserError(name, problem, f"{tuple(expected.shape)}", _NOT_KEPT)
-        off = (got - expected).abs().amax(1)
-        largest, high = max(largest, off.max().item()), max(high, expected.abs().max().item())
-        same += int((got.argmax(1) == expected.argmax(1)).sum())
-        # NaN counts as different.
-        apart += int((~(off <= CLOSE * max(1.0, expected.abs().max().item()))).sum())
-        pixels += off.numel()
-    agreement = PixelAgreement(len(pictures), largest, high, same / pixels, apart / pixels)
-    if agreement.same < LEAST_SAME or agreement.apart > (1 - LEAST_SAME if refined else 0):
-        raise UserError(name, f"differs from the trained network: {agreement}", remedy=_NOT_KEPT)
-    return agreement
-
-
-def any_or_fixed(
-    name: str, network: str, any_shape: Callable[[], A] | None, fixed: Callable[[], A], reason: str = ""
-) -> tuple[A, str]:
-    """Write and check an ONNX file with `any_shape`; if that fails, or is None for a `reason`, with `fixed`.
-
-    Returns the agreement, and the reason for a fixed shape or an empty text. Raises UserError if both fail.
-    """
-    if any_shape is not None:
+    reason = network.reason
+    for number, form in enumerate(network.forms, 1):
         try:
-            return any_shape(), ""
+            files.write_onnx(file, form.net, form.example, form.free, list(network.outputs), about)
+            found = files.session(file)
+            if len(form.others):
+                network.compare(file.name, found, form.others)
+            agreement = network.compare(file.name, found, form.samples)
+            return agreement, form.takes, [f"{form.note}: {reason}"] if form.note else []
         except Exception as error:
             reason = files.first_line(error)
-    try:
-        return fixed(), reason
-    except UserError:
-        raise
-    except Exception as error:
-        found = f"cannot be written for {network}: {files.first_line(error)}"
-        raise UserError(name, found, "operations that ONNX supports", "export with --to safetensors only") from error
+            if number < len(network.forms):
+                continue
+            if isinstance(error, UserError):
+                raise
+            why = f"cannot be written for {network.network}: {reason}"
+            remedy = "export with --to safetensors only"
+            raise UserError(file.name, why, "operations that ONNX supports", remedy) from error
+    raise RuntimeError("an exporter without a form of ONNX")
 
 
-def write_onnx_of_rows(
-    file: Path,
-    deployed: NamedModule,
-    network: str,
-    pixels: Tensor,
-    expected: Mapping[str, Tensor],
-    about: Mapping[str, Json],
-) -> tuple[RowAgreement, dict[str, str], list[str]]:
-    """Write an ONNX file and check it: for batches of any size if possible, else for one sample at a time.
-
-    Returns the agreement, the accepted batch sizes, for model.json, and notes. Raises UserError if it fails.
-    """
-    wanted = {name: expected[name] for name in deployed.outputs}
-    of = about.get("of", "images")
-
-    def write(example: Tensor, free: Mapping[int, Any], one_by_one: bool) -> RowAgreement:
-        files.write_onnx(file, deployed, example, free, deployed.outputs, about)
-        return compare_rows(file.name, files.session(file), pixels, wanted, one_by_one, of)
-
-    agreement, reason = any_or_fixed(
-        file.name,
-        network,
-        # A batch of 1 would become a constant.
-        lambda: write(torch.cat([pixels, pixels.flip(3)])[:2], {0: torch.export.Dim.DYNAMIC}, False),
-        lambda: write(pixels[:1], {}, True),
-    )
-    if not reason:
-        return agreement, {"batch": "any"}, []
-    return (
-        agreement,
-        {"batch": "1"},
-        [f"model.onnx takes a batch of 1 ({of}): a dynamic batch size failed with: {reason}"],
-    )
+def batch_forms(net: nn.Module, pixels: Tensor, expected: Outputs, of: str = "images") -> list[OnnxForm]:
+    """Return the forms of a network that takes samples of one shape: batches of any size, or one sample at a time."""
+    note = f"model.onnx takes a batch of 1 ({of}): a dynamic batch size failed with"
+    # A batch of 1 would become a constant.
+    two = torch.cat([pixels, pixels.flip(3)])[:2]
+    return [
+        OnnxForm(net=net, example=two, free=(0,), samples=rows(pixels, expected), takes={"batch": "any"}),
+        OnnxForm(
+            net=net,
+            example=pixels[:1],
+            free=(),
+            samples=rows(pixels, expected, one_by_one=True),
+            takes={"batch": "1"},
+            note=note,
+        ),
+    ]

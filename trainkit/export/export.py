@@ -22,7 +22,7 @@ from trainkit.data.folders import read_json
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.export import files, model_card
-from trainkit.export.agreement import Agreement, Exportable, Exporter
+from trainkit.export.agreement import Agreement, Exportable, Exporter, by_name, write_onnx
 from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
 from trainkit.export.images import headless
 from trainkit.files import Json, sha256, write_aside
@@ -84,7 +84,27 @@ def export(
     network = exporter.exportable(recipe, meta, folder.name, weights, formats, pictures)
     about = {**network.about, **_origin(folder, recipe, meta, weights, network)}
     out.mkdir(parents=True, exist_ok=True)
-    return _write(out, names, network, about, folder, recipe, weights, say)
+    agreements: dict[str, Agreement] = {}
+    notes, kept = list(network.notes), list[str]()
+    with files.aside(out, kept) as aside:
+        if TENSORS in names:
+            files.write_tensors(aside / TENSORS, network.net, folder.name)
+            again = exporter.rebuilt(recipe, meta, about, aside / TENSORS)
+            agreements[TENSORS] = network.compare(TENSORS, by_name(again, list(network.outputs)))
+        if CONFIG in names and network.write_config is not None:
+            agreements[CONFIG] = network.write_config(aside)
+        if ONNX in names:
+            say("writing model.onnx")
+            agreements[ONNX], shapes, more = write_onnx(aside / ONNX, network, about)
+            about |= shapes
+            notes += more
+        about["notes"] = notes
+        about["checked"] = {name: asdict(one) for name, one in agreements.items()}
+        about["sha256"] = {name: sha256(aside / name) for name in names}
+        write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
+        write_aside(aside / CARD, model_card.card(folder, recipe, weights, about, agreements))
+        kept += [*names, ABOUT, CARD]
+    return Exported(tuple(out / name for name in kept), agreements, tuple(notes))
 
 
 def _origin(
@@ -93,6 +113,8 @@ def _origin(
     """Describe where an export comes from, for model.json."""
     split, rows = network.checked_on
     return {
+        "outputs": dict(network.outputs),
+        "output": "; ".join(f"{name}: {text}" for name, text in network.outputs.items()),
         "network": files.network(recipe.task, network.net),
         "run": folder.name,
         "run_id": folder.info().run_id,
@@ -103,39 +125,6 @@ def _origin(
         "scores": model_card.scores_of(folder, recipe, weights),
         "recipe": loader.dump(recipe),
     }
-
-
-def _write(
-    out: Path,
-    names: Sequence[str],
-    network: Exportable,
-    about: dict[str, Json],
-    folder: RunFolder,
-    recipe: Recipe,
-    weights: Path,
-    say: Callable[[str], None],
-) -> Exported:
-    """Write and check the files `names`, then model.json and README.md."""
-    agreements: dict[str, Agreement] = {}
-    notes, kept = list(network.notes), list[str]()
-    with files.aside(out, kept) as aside:
-        if TENSORS in names:
-            files.write_tensors(aside / TENSORS, network.net, folder.name)
-            agreements[TENSORS] = network.check(aside / TENSORS)
-        if CONFIG in names and network.write_config is not None:
-            agreements[CONFIG] = network.write_config(aside)
-        if ONNX in names:
-            say("writing model.onnx")
-            agreements[ONNX], shapes, more = network.write_onnx(aside / ONNX, about)
-            about |= shapes
-            notes += more
-        about["notes"] = notes
-        about["checked"] = {name: asdict(one) for name, one in agreements.items()}
-        about["sha256"] = {name: sha256(aside / name) for name in names}
-        write_aside(aside / ABOUT, json.dumps(about, indent=1) + "\n")
-        write_aside(aside / CARD, model_card.card(folder, recipe, weights, about, agreements))
-        kept += [*names, ABOUT, CARD]
-    return Exported(tuple(out / name for name in kept), agreements, tuple(notes))
 
 
 def load(folder: Path | str) -> nn.Module:

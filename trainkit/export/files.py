@@ -12,7 +12,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -41,6 +41,13 @@ def names_of(formats: Sequence[Format]) -> list[str]:
     names = [TENSORS] if {"safetensors", "hub-folder"} & set(formats) else []
     names += [ONNX] if "onnx" in formats else []
     return names + ([CONFIG] if "hub-folder" in formats else [])
+
+
+def refuse_hub_folder(formats: Sequence[Format], run: str, network: str) -> None:
+    """Raise UserError if a folder for timm is asked for; `network` says what the run's is."""
+    if "hub-folder" in formats:
+        found = f"the network of run {run} is {network}"
+        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
 
 
 def require(*packages: str) -> None:
@@ -112,11 +119,11 @@ def write_onnx(
     file: Path,
     net: nn.Module,
     example: Tensor,
-    free: Mapping[int, Any],
+    free: Sequence[int],
     outputs: Sequence[str],
     about: Mapping[str, Json],
 ) -> None:
-    """Write a network that takes `pixels`, or the input named in `about`; dimensions in `free` are dynamic."""
+    """Write a network that takes `pixels`, or the input named in `about`; dimensions `free` are dynamic."""
     file.unlink(missing_ok=True)
     with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")
@@ -124,7 +131,7 @@ def write_onnx(
             net,
             (example,),
             dynamo=True,
-            dynamic_shapes=(dict(free),),
+            dynamic_shapes=(dict.fromkeys(free, torch.export.Dim.DYNAMIC),),
             input_names=[about.get("takes", "pixels")],
             output_names=list(outputs),
             verbose=False,

@@ -20,15 +20,7 @@ from torch import Tensor, nn
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, few
 from trainkit.export import files
-from trainkit.export.agreement import (
-    Exportable,
-    Exporter,
-    NamedModule,
-    RowAgreement,
-    by_name,
-    compare_rows,
-    write_onnx_of_rows,
-)
+from trainkit.export.agreement import Agreement, Exportable, Exporter, batch_forms, compare, rows
 from trainkit.export.files import CONFIG, Format, Outputs
 from trainkit.files import Json, write_aside
 from trainkit.inference import preprocess
@@ -45,7 +37,7 @@ if TYPE_CHECKING:
     from trainkit.data.people.dataset import PeopleSplit
 
 
-class Deployed(NamedModule):
+class Deployed(nn.Module):
     """Pixels to the outputs of a task, with normalisation."""
 
     mean: Tensor
@@ -90,30 +82,27 @@ def exportable(
     Raises UserError for formats that it does not support.
     """
     prepared, net = _preparation(recipe), load_network(recipe, meta, weights)
-    if "hub-folder" in formats and not isinstance(net, Classifier):
-        found = f"the network of run {run} is {_named(net)}, which timm cannot build"
-        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
+    if not isinstance(net, Classifier):
+        files.refuse_hub_folder(formats, run, f"{_named(net)}, which timm cannot build")
     split = files.scored_split(recipe)
-    pixels, expected, rows = _real(recipe.task, net, split, pictures)
-    outputs = [name for name in ("logits", "embedding") if name in expected]
-    deployed = Deployed(recipe.task, net, prepared, outputs).eval()
+    pixels, found, chosen = _real(recipe.task, net, split, pictures)
+    expected = {name: found[name] for name in _WORDS if name in found}
+    deployed, samples = Deployed(recipe.task, net, prepared, list(expected)).eval(), rows(pixels, expected)
 
-    def check(file: Path) -> RowAgreement:
-        again = _rebuilt(recipe, meta, file, outputs)
-        return compare_rows(file.name, by_name(again), pixels, expected)
-
-    def write_config(folder: Path) -> RowAgreement:
+    def write_config(folder: Path) -> Agreement:
         if not isinstance(net, Classifier):  # `hub-folder` is refused for others above
             raise TypeError("a hub folder needs a classifier")
         write_aside(folder / CONFIG, json.dumps(timm_config(recipe, meta, prepared, net), indent=1) + "\n")
-        return compare_rows(CONFIG, _by_timm(folder, prepared), pixels, {"logits": expected["logits"]})
+        return compare(CONFIG, _by_timm(folder, prepared), rows(pixels, {"logits": expected["logits"]}))
 
     return Exportable(
         net=_without_head(recipe.task, net),
-        about=_about(meta, prepared, {name: _WORDS[name].format(expected[name].shape[1]) for name in outputs}),
-        checked_on=(split.name, rows.tolist()),
-        check=check,
-        write_onnx=lambda file, about: write_onnx_of_rows(file, deployed, _named(net), pixels, expected, about),
+        outputs={name: _WORDS[name].format(values.shape[1]) for name, values in expected.items()},
+        samples=samples,
+        checked_on=(split.name, chosen.tolist()),
+        about=_about(meta, prepared, "logits" in expected),
+        forms=batch_forms(deployed, pixels, expected),
+        network=_named(net),
         write_config=write_config,
     )
 
@@ -123,7 +112,8 @@ def rebuilt(recipe: Recipe, meta: DatasetInfo, said: Mapping[str, Json], file: P
     outputs = list(said.get("outputs") or ())
     if not outputs or set(outputs) - _WORDS.keys():
         raise UserError(str(file.parent / files.ABOUT), f"outputs {outputs}"[:200], few(_WORDS))
-    return _rebuilt(recipe, meta, file, outputs)
+    net = load_network(recipe, headless(recipe, meta), file, lambda net: _without_head(recipe.task, net))
+    return Deployed(recipe.task, net, _preparation(recipe), outputs).eval()
 
 
 _WORDS = {
@@ -132,13 +122,11 @@ _WORDS = {
 }
 
 
-def _about(meta: DatasetInfo, prepared: Preparation, outputs: Mapping[str, str]) -> dict[str, Json]:
+def _about(meta: DatasetInfo, prepared: Preparation, classifies: bool) -> dict[str, Json]:
     height, width = prepared.side
     return {
         "input": f"pixels: RGB 0 .. 255, float32 (B, 3, {height}, {width})",
-        "output": "; ".join(f"{name}: {text}" for name, text in outputs.items()),
-        "outputs": outputs,
-        "names": list(meta.class_names or map(str, range(meta.classes))) if "logits" in outputs else [],
+        "names": list(meta.class_names or map(str, range(meta.classes))) if classifies else [],
         "mean": list(prepared.mean),
         "std": list(prepared.std),
         "normalised": "included: (pixels / 255 - mean) / std",
@@ -211,11 +199,6 @@ def _without_head(task: Task, net: nn.Module) -> nn.Module:
 def headless(recipe: Recipe, meta: DatasetInfo) -> DatasetInfo:
     """Describe the data with as few classes as the exported part needs: a file without class centres bounds none."""
     return replace(meta, classes=1) if isinstance(recipe.task, Embed) and not recipe.task.classify else meta
-
-
-def _rebuilt(recipe: Recipe, meta: DatasetInfo, file: Path, outputs: Sequence[str]) -> Deployed:
-    net = load_network(recipe, headless(recipe, meta), file, lambda net: _without_head(recipe.task, net))
-    return Deployed(recipe.task, net, _preparation(recipe), outputs).eval()
 
 
 @torch.no_grad()

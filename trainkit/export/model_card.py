@@ -1,4 +1,4 @@
-"""Write the model card of an exported network: architecture, usage, metrics, speed, data and licences.
+"""Write the model card of an exported network: architecture, usage, metrics, data and licences.
 
 All of it is read from the run. Unknown facts, such as the licence of the data, are marked as unknown.
 """
@@ -11,10 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 from trainkit.analysis import saved_rows
-from trainkit.checkpoint.storage import state_of
 from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
-from trainkit.errors import UserError, number_of
+from trainkit.errors import UserError
 from trainkit.export.agreement import Agreement
 from trainkit.export.files import CONFIG, ONNX, TENSORS
 from trainkit.files import Json
@@ -45,14 +44,11 @@ def card(
         _front(kind, CONFIG in agreements),
         f"# {plain(recipe.name)}",
         f"Weights {code(about['weights'])} of run {code(folder.name)}, exported with trainkit {plain(made)}.",
-        "\n".join([*_network(about), f"- Output: {plain(about['output'])}"]),
-        *_classes(about),
+        *_described(about),
         "## Usage",
         *_loading(about, agreements),
         "## Metrics",
         *_scores(folder, recipe, file),
-        "## Speed",
-        _speed(folder, file),
         "## Data and licences",
         "\n".join(f"- {line}" for line in licences(recipe)),
         f"SHA-256 of the training data: {code(about['data']['digest'])}.",
@@ -92,19 +88,6 @@ def licences(recipe: Recipe) -> Iterator[str]:
         yield f"initial weights ({name}): {code(word)}; {known}"
 
 
-def scores_at(history: journal.History, evaluation: str, step: int, averaged: bool) -> dict[str, float]:
-    """Return the metrics of an evaluation at a step, by name; with `averaged` those of the EMA weights."""
-    prefix = f"{evaluation}/ema/" if averaged else f"{evaluation}/"
-    found = {}
-    for name, points in history.metrics.items():
-        rest = name.removeprefix(prefix)
-        if name.startswith(prefix) and "/" not in rest:
-            values = [point.value for point in points if point.step == step]
-            if values:
-                found[rest] = values[-1]
-    return found
-
-
 def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, float]:
     """Return all metrics at the step of a checkpoint's weights, by names as in MLflow: `val/top1`, `val/ema/top1`."""
     step = _step(weights)
@@ -124,19 +107,15 @@ def _front(kind: str, by_timm: bool) -> str:
     return "\n".join(lines)
 
 
-def _network(about: Mapping[str, Json]) -> list[str]:
-    """Describe the network and its input."""
+def _described(about: Mapping[str, Json]) -> Iterator[str]:
+    """Describe the network, its input and output, and its classes."""
     lines = [f"- Network: {plain(about['network'])}"] if "network" in about else []
     lines.append(f"- Input: {plain(about['input'])}; normalisation {plain(about['normalised'])}")
-    return lines + ([f"- Preparation of a file: {plain(about['fit'])}"] if "fit" in about else [])
-
-
-def _classes(about: Mapping[str, Json]) -> list[str]:
-    names = about["names"]
-    if not names:
-        return []
-    listed = ", ".join(map(code, names[:50]))
-    return [f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")]
+    lines += [f"- Preparation of a file: {plain(about['fit'])}"] if "fit" in about else []
+    yield "\n".join([*lines, f"- Output: {plain(about['output'])}"])
+    if names := about["names"]:
+        listed = ", ".join(map(code, names[:50]))
+        yield f"{len(names)} classes: {listed}" + (", ... (all in model.json)" if len(names) > 50 else "")
 
 
 def _loading(about: Mapping[str, Json], agreements: Mapping[str, Agreement]) -> Iterator[str]:
@@ -197,45 +176,42 @@ def _by_onnx(about: Mapping[str, Json]) -> str:
 
 def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
     """Write a table per evaluation of the exported weights, with intervals if available."""
-    step, averaged = _step(file), file.stem == "ema"
-    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
-    client, seen = _client(folder), False
+    found, seen = scores_of(folder, recipe, file), False
     for evaluation in recipe.evaluations:
-        found = scores_at(history, evaluation, step, averaged)
+        head = f"{evaluation}/ema" if file.stem == "ema" else evaluation
+        own = {name.rpartition("/")[2]: value for name, value in found.items() if name.rpartition("/")[0] == head}
         whole = {  # without metrics per class and ends of intervals
-            name: value for name, value in found.items() if "." not in name and not name.endswith(("_low", "_high"))
+            name: value for name, value in own.items() if "." not in name and not name.endswith(("_low", "_high"))
         }
         if not whole:
             continue
-        drawn, units = _drawn(folder, client, f"{evaluation}_ema" if averaged else evaluation, whole)
+        drawn, units = _drawn(folder, head.replace("/", "_"), whole)
         ends = {name: (one.low, one.high) for name, one in drawn.items()}
-        for name in whole:
-            if f"{name}_low" in found and f"{name}_high" in found:
-                ends[name] = found[f"{name}_low"], found[f"{name}_high"]
+        ends |= {name: (own[f"{name}_low"], own[f"{name}_high"]) for name in whole if f"{name}_low" in own}
         rows = [["metric", "value", "95 % interval"]]
         for name, value in whole.items():
             words = numbers([value, *ends.get(name, ())])
             rows.append([name, words[0], " to ".join(words[1:]) or "-"])
         text = block("\n".join(aligned(rows)))
         drew = f" Intervals: bootstrap (n = {DRAWS:,}) over {units}." if units else ""
-        yield f"{code(evaluation)} at step {step:,}{', EMA weights' if averaged else ''}.{drew}\n\n{text}"
+        weights = ", EMA weights" if file.stem == "ema" else ""
+        yield f"{code(evaluation)} at step {_step(file):,}{weights}.{drew}\n\n{text}"
         seen = True
     if not seen:
         yield "None: these weights were not evaluated."
 
 
-def _client(folder: RunFolder) -> Any:  # an MlflowClient
-    """Return the store's client; None if the run has no store or it is unavailable: a card does not need it."""
-    try:
-        return Store.locate().client() if folder.info().run_id else None
-    except UserError:
-        return None
+def _drawn(folder: RunFolder, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
+    """Compute bootstrap intervals of metrics from saved rows; return also what was resampled.
 
-
-def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
-    """Compute bootstrap intervals of metrics from saved rows; return also what was resampled."""
+    Empty where the store is unavailable or has no rows of the same weights: a card does not need them.
+    """
     asked = {name: value for name, value in scores.items() if metric_table.is_score(name)}
-    for when in ("best", "final") if client else ():
+    try:
+        client = _client(folder)
+    except UserError:
+        return {}, ""
+    for when in ("best", "final") if client is not None else ():
         rows = saved_rows.read(client, folder.info().run_id, f"{word}_{when}")
         found, units = saved_rows.intervals(rows[0], asked) if rows else ({}, "")
         if found:  # rows of another step give other values
@@ -243,32 +219,13 @@ def _drawn(folder: RunFolder, client: Any, word: str, scores: Mapping[str, float
     return {}, ""
 
 
+def _client(folder: RunFolder) -> Any:  # an MlflowClient
+    return Store.locate().client() if folder.info().run_id else None
+
+
 def _step(file: Path) -> int:
     word = file.parent.name.removeprefix("step-")
     return int(word) if word.isdecimal() else 0
-
-
-def _speed(folder: RunFolder, file: Path) -> str:
-    history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
-    _, rates = history.series("final/speed/samples_per_s")
-    seconds = history.series("final/time/wall_s")[1] or history.series("final/time/total_s")[1]
-    machine = _machine(file)
-    if not rates:
-        return "Not measured."
-    place = f" on {plain(machine)}" if machine else ""
-    whole = f"; {seconds[-1]:,.0f} s in total" if seconds else ""
-    return f"Training: {rates[-1]:,.1f} samples/s{place}{whole}."
-
-
-def _machine(file: Path) -> str:
-    """Describe the machine that the weights were trained on, from their checkpoint."""
-    try:
-        said = state_of(file.parent)["machine"]
-        device = said["gpu"] or said["cpu"]
-        precision = "float32" if said["precision"] == "no" else said["precision"]
-        return f"{said['processes']} x {device}, {number_of(said['threads'], 'threads')}, {precision}"
-    except (UserError, KeyError, TypeError):
-        return ""
 
 
 def _of_timm(name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,8 @@ from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.scenes.splits import WholeScenes
 from trainkit.errors import UserError
 from trainkit.export import files
-from trainkit.export.agreement import (
-    CLOSE,
-    LEAST_SAME,
-    Exportable,
-    Exporter,
-    Pictures,
-    PixelAgreement,
-    any_or_fixed,
-    compare_pixels,
-)
-from trainkit.export.files import Format
+from trainkit.export.agreement import CLOSE, LEAST_SAME, Exportable, Exporter, OnnxForm
+from trainkit.export.files import Format, Outputs
 from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo
@@ -50,34 +41,31 @@ def exportable(
 
     Raises UserError for formats that it does not support, and if its output differs from that of the evaluation.
     """
-    if "hub-folder" in formats:
-        found = f"the network of run {run} is for semantic segmentation, which timm does not have"
-        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
+    files.refuse_hub_folder(formats, run, "for semantic segmentation, which timm does not have")
     net, data = load_network(recipe, meta, weights), cast(Scenes, recipe.data)
     refined = getattr(net, "point_head", None) is not None
     deployed, split = _deployed(recipe, net), cast(WholeScenes, files.scored_split(recipe))
-    chosen = _Chosen(split, pictures)
-    _check_scored(cast(Segment2d, recipe.task), net, deployed, split, chosen, str(weights))
-
-    def check(file: Path) -> PixelAgreement:
-        return compare_pixels(file.name, rebuilt(recipe, meta, {}, file), deployed, chosen, refined)
-
+    chosen = _Chosen(split, pictures, deployed)
+    _check_scored(cast(Segment2d, recipe.task), net, chosen, str(weights))
     return Exportable(
         net=net,
+        outputs={"logits": "float32 (B, classes, H, W); the largest is the class"},
+        samples=chosen,
+        checked_on=(split.name, chosen.rows.tolist()),
         about={
             "input": "pixels: RGB 0 .. 255, float32 (B, 3, H, W)",
-            "output": "logits: float32 (B, classes, H, W); the largest is the class",
             "names": list(meta.class_names or map(str, range(meta.classes))),
             "colours": [list(colour) for colour in split.protocol.colours],
             "mean": list(data.mean),
             "std": list(data.std),
             "normalised": "included: (pixels / 255 - mean) / std",
-            "size": list(chosen[0].shape[2:]),
+            "size": list(chosen.pixels(0).shape[2:]),
             "multiple": net.multiple,
         },
-        checked_on=(split.name, chosen.rows.tolist()),
-        check=check,
-        write_onnx=lambda file, about: write_checked(file, deployed, chosen, refined, about),
+        forms=forms(deployed, chosen.pixels, len(chosen), cast(int, net.multiple), refined),
+        network="this network",
+        refined=refined,
+        reason="the number of points is fixed" if refined else "",
         notes=chosen.notes,
     )
 
@@ -92,28 +80,38 @@ def _deployed(recipe: Recipe, net: nn.Module) -> nn.Module:
     return cast(Segment2d, recipe.task).deployable(net, data.mean, data.std)
 
 
-class _Chosen:
-    """Images of a split, spread over it, as pixels."""
+class _Seen:
+    """Images and what a network makes of each, computed on access."""
 
-    def __init__(self, split: WholeScenes, most: int):
-        self._split = split
-        self.rows = files.spread(split.size, most)
-        self.notes: tuple[str, ...] = ()
-        factor = self._factor(0)
-        if factor != 1:
-            self.notes = (
-                f"the run evaluates images at {factor:.3g} times their packed size: resize them to that size first",
-            )
-
-    def _factor(self, at: int) -> float:
-        return float(self._split.base[self._split.scenes.rows[self.rows[at]]])
+    def __init__(self, net: nn.Module, images: Sequence[Callable[[], Tensor]]):
+        self._net, self._images = net, images
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._images)
 
-    def __getitem__(self, at: int) -> Tensor:
-        """Float pixels 0 .. 255, (1, 3, H, W), at the input size of the run."""
-        pixels = self._split.fetch(self.rows[at : at + 1], 0)["image"].float()
+    @torch.no_grad()
+    def __getitem__(self, at: int) -> tuple[Tensor, Outputs]:
+        """Return an image and its logits."""
+        pixels = self._images[at]()
+        return pixels, {"logits": self._net(pixels)}
+
+
+class _Chosen(_Seen):
+    """Images of a split, spread over it, as pixels."""
+
+    def __init__(self, split: WholeScenes, most: int, deployed: nn.Module):
+        self.split, self.rows = split, files.spread(split.size, most)
+        super().__init__(deployed, [lambda at=at: self.pixels(at) for at in range(len(self.rows))])
+        factor = self._factor(0)
+        said = f"the run evaluates images at {factor:.3g} times their packed size: resize them to that size first"
+        self.notes = (said,) if factor != 1 else ()
+
+    def _factor(self, at: int) -> float:
+        return float(self.split.base[self.split.scenes.rows[self.rows[at]]])
+
+    def pixels(self, at: int) -> Tensor:
+        """Return float pixels 0 .. 255, (1, 3, H, W), at the input size of the run."""
+        pixels = self.split.fetch(self.rows[at : at + 1], 0)["image"].float()
         factor = self._factor(at)
         if factor == 1:
             return pixels
@@ -122,48 +120,54 @@ class _Chosen:
 
 
 @torch.no_grad()
-def _check_scored(
-    task: Segment2d, net: nn.Module, deployed: nn.Module, split: WholeScenes, pictures: _Chosen, where: str
-) -> None:
+def _check_scored(task: Segment2d, net: nn.Module, chosen: _Chosen, where: str) -> None:
     """Raise UserError if normalisation or sizes differ from those of the evaluation."""
-    for seen in map(pictures.__getitem__, range(len(pictures))):
-        normal = split.on_device({"image": seen / 255})["image"]
-        scored = task.probabilities(net, normal)
-        same = (deployed(seen).argmax(1) == scored.argmax(1)).float().mean().item()
-        off = (deployed(seen).softmax(1) - scored).abs().amax(1)
+    for pixels, outputs in map(chosen.__getitem__, range(len(chosen))):
+        scored = task.probabilities(net, chosen.split.on_device({"image": pixels / 255})["image"])
+        logits = outputs["logits"]
+        same = (logits.argmax(1) == scored.argmax(1)).float().mean().item()
+        off = (logits.softmax(1) - scored).abs().amax(1)
         if same < LEAST_SAME or not (off > CLOSE).float().mean() <= 1 - LEAST_SAME:
             found = f"the output for uint8 pixels differs from that of the evaluation: {100 * same:.4g} % same class"
             raise UserError(where, found, remedy="no file was written: check data.mean and data.std of the run")
 
 
-def write_checked(
-    file: Path, deployed: nn.Module, pictures: Pictures, refined: bool, about: Mapping[str, Json]
-) -> tuple[PixelAgreement, dict[str, str], list[str]]:
-    """Write an ONNX file and check it: for any sides if possible, else for those of the first image.
+def forms(
+    deployed: nn.Module, pixels: Callable[[int], Tensor], count: int, multiple: int, refined: bool
+) -> list[OnnxForm]:
+    """Return the forms of a network: for images of any sides, and for those of the first image.
 
-    Returns the agreement, the accepted sides, for model.json, and notes. Raises UserError if it cannot be written.
+    With refined points there is only the second: their number and the doublings are constants of the file.
     """
-    first = pictures[0]
-
-    def write(any_sides: bool, others: Sequence[Tensor], of: Pictures) -> PixelAgreement:
-        _write_onnx(file, _constant_padding(deployed) if any_sides else deployed, first, about, any_sides)
-        compare_pixels(file.name, _logits(file), deployed, others, refined)
-        return compare_pixels(file.name, _logits(file), deployed, of, refined)
-
-    def fixed() -> PixelAgreement:
-        same = [at for at in range(len(pictures)) if pictures[at].shape == first.shape]
-        return write(False, [torch.cat([first, first.flip(3)])], [pictures[at] for at in same])
-
-    # With refined points their number and the doublings are constants of the file.
-    any_sides = None if refined else lambda: write(True, _other_sides(first), pictures)
-    agreement, reason = any_or_fixed(
-        file.name, "this network", any_sides, fixed, reason="the number of points is fixed"
-    )
-    if any_sides is not None and not reason:
-        return agreement, {"sides": "any"}, []
+    first, images = pixels(0), [lambda at=at: pixels(at) for at in range(count)]
     height, width = first.shape[2:]
-    note = f"model.onnx takes only images of {height} x {width} pixels: {reason}"
-    return agreement, {"sides": f"{height} x {width}"}, [note]
+    twice = torch.cat([first, first.flip(3)])  # a batch of 1 would become a constant
+    alike = [image for at, image in enumerate(images) if pixels(at).shape == first.shape]
+    fixed = OnnxForm(
+        net=deployed,
+        example=twice,
+        free=(0,),
+        samples=_Seen(deployed, alike),
+        others=_Seen(deployed, [lambda: twice]),
+        takes={"sides": f"{height} x {width}"},
+        note=f"model.onnx takes only images of {height} x {width} pixels",
+    )
+    if refined:
+        return [fixed]
+    # Export traces one path; only sides that are not multiples are resized.
+    cut = slice(None, -1) if height % multiple == width % multiple == 0 else slice(None)
+    others = [lambda other=other: other for other in _other_sides(first)]
+    return [
+        OnnxForm(
+            net=_constant_padding(deployed),
+            example=twice[:, :, cut, cut],
+            free=(0, 2, 3),
+            samples=_Seen(deployed, images),
+            others=_Seen(deployed, others),
+            takes={"sides": "any"},
+        ),
+        fixed,
+    ]
 
 
 class _ConstantPadding(nn.Module):
@@ -199,24 +203,9 @@ def _constant_padding(net: nn.Module) -> nn.Module:
     return net
 
 
-def _logits(file: Path) -> Callable[[Tensor], Tensor]:
-    run = files.session(file)
-    return lambda pixels: run(pixels)["logits"]
-
-
 def _other_sides(first: Tensor) -> list[Tensor]:
     """Return an image cut, turned, enlarged, and twice at once."""
     height, width = first.shape[2:]
     cut = first[:, :, : max(1, height - 7), : max(1, width - 13)]
     larger = F.interpolate(first, scale_factor=1.37, mode="bilinear", align_corners=False)
     return [cut, first.transpose(2, 3), larger, torch.cat([first, first.flip(3)])]
-
-
-def _write_onnx(file: Path, deployed: nn.Module, pixels: Tensor, about: Mapping[str, Json], any_sides: bool) -> None:
-    if any_sides and all(side % about["multiple"] == 0 for side in pixels.shape[2:]):
-        # Export traces one path; only sides that are not multiples are resized.
-        pixels = pixels[:, :, :-1, :-1]
-    free: dict[int, Any] = dict.fromkeys((0, 2, 3) if any_sides else (0,), torch.export.Dim.DYNAMIC)
-    # A batch of 1 would become a constant.
-    example = torch.cat([pixels, pixels.flip(3)])
-    files.write_onnx(file, deployed, example, free, ["logits"], about)

@@ -17,17 +17,8 @@ from torch.nn import functional as F
 
 from trainkit.config.schema import Recipe
 from trainkit.data.volumes.preprocess import PERCENTILES, PLANES
-from trainkit.errors import UserError
 from trainkit.export import files
-from trainkit.export.agreement import (
-    Exportable,
-    Exporter,
-    NamedModule,
-    RowAgreement,
-    by_name,
-    compare_rows,
-    write_onnx_of_rows,
-)
+from trainkit.export.agreement import Exportable, Exporter, batch_forms, rows
 from trainkit.export.files import Format
 from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
@@ -35,10 +26,8 @@ from trainkit.interfaces import DatasetInfo, LabelsVolumes, Split
 from trainkit.tasks.segment3d import Segment3d
 
 
-class Deployed(NamedModule):
-    """A network with one named output."""
-
-    outputs = ("logits",)
+class Deployed(nn.Module):
+    """A network whose output is float32."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -61,27 +50,24 @@ def exportable(
 
     Raises UserError for formats that it does not support.
     """
-    if "hub-folder" in formats:
-        found = f"the network of run {run} is for volumes, which timm does not have"
-        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
+    files.refuse_hub_folder(formats, run, "for volumes, which timm does not have")
     net = load_network(recipe, meta, weights)
     deployed = Deployed(net)
     split = files.scored_split(recipe)
-    rows = files.spread(split.size, pictures).tolist()
-    patches = torch.cat([_middle(split, row, meta.shape[1:]) for row in rows])
+    chosen = files.spread(split.size, pictures).tolist()
+    patches = torch.cat([_middle(split, row, meta.shape[1:]) for row in chosen])
     with torch.no_grad():
         expected = {"logits": torch.cat([deployed(patch[None])[0] for patch in patches])}
-
-    def check(file: Path) -> RowAgreement:
-        again = rebuilt(recipe, meta, {}, file)
-        return compare_rows(file.name, by_name(again), patches, expected, one_by_one=True, of="volumes")
-
+    sides = ", ".join(str(int(side)) for side in meta.shape[1:])
     return Exportable(
         net=net,
-        about=_about(recipe, meta),
-        checked_on=(split.name, rows),
-        check=check,
-        write_onnx=lambda file, about: write_onnx_of_rows(file, deployed, type(net).__name__, patches, expected, about),
+        outputs={"logits": f"float32 (B, {meta.classes}, {sides}); the largest is the class"},
+        samples=rows(patches, expected, one_by_one=True),
+        checked_on=(split.name, chosen),
+        about=_about(recipe, meta, sides),
+        forms=batch_forms(deployed, patches, expected, "volumes"),
+        network=type(net).__name__,
+        of="volumes",
     )
 
 
@@ -102,20 +88,16 @@ def _middle(split: Split, row: int, patch: Sequence[int]) -> Tensor:
     return F.pad(image, around)
 
 
-def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
+def _about(recipe: Recipe, meta: DatasetInfo, sides: str) -> dict[str, Json]:
     window = cast(Segment3d, recipe.task).window
-    patch = [int(side) for side in meta.shape[1:]]
     mm = " x ".join(f"{value:g}" for value in (meta.resampled or meta.spacing))
     grid = f"voxels of {mm} mm" if meta.resampled else f"voxels not resampled, median spacing {mm} mm"
-    sides, channels = ", ".join(map(str, patch)), int(meta.shape[0])
+    channels = int(meta.shape[0])
     called = f"; channels {', '.join(meta.channels)}" if meta.channels else ""
     each = "each channel of the volume" if channels > 1 else "the volume"
     return {
         "takes": "voxels",
-        "of": "volumes",
         "input": f"voxels: a patch of a prepared volume, float32 (B, {channels}, {sides}){called}",
-        "output": f"logits: float32 (B, {meta.classes}, {sides}); the largest is the class",
-        "outputs": {"logits": f"float32 (B, {meta.classes}, {sides})"},
         "names": list(meta.class_names or map(str, range(meta.classes))),
         "normalised": (
             "not included: clip to the percentiles {:g} and {:g} of {}, subtract the mean of the clipped values, "
@@ -123,6 +105,6 @@ def _about(recipe: Recipe, meta: DatasetInfo) -> dict[str, Json]:
         ).format(*PERCENTILES, each),
         "fit": f"{PLANES[meta.axes]} slices, axes {meta.axes}; {grid}; sliding windows with "
         f"{100 * window.overlap:g} % overlap, {window.weight} weights",
-        "shape": [1, channels, *patch],
-        "size": patch,
+        "shape": [1, *map(int, meta.shape)],
+        "size": [int(side) for side in meta.shape[1:]],
     }

@@ -43,17 +43,23 @@ def predict(asked: Request) -> Predicted:
     if prepared is None:  # `predict.predict` has refused it
         raise TypeError("the recipe's data has no images")
     with rebuilt(asked.folder, asked.recipe, meta) as made:
-        names = meta.class_names or tuple(map(str, range(meta.classes)))
-        run = _Network(made, prepared, names, asked.mirror, found.kind != PLAIN, found.names)
+        network, labelled = _Network(made, prepared, asked.mirror), found.kind != PLAIN
+
+        def columns(read: Sequence[tuple[Record, np.ndarray]]) -> Columns:
+            first: Columns = {"id": [record.id for record, _ in read]}
+            if labelled:
+                first["label"] = [_label(record.label, found.names) for record, _ in read]
+            return first | network.columns([pixels for _, pixels in read])
+
         entries = tables.Entries(
             total=found.size,
             items=found.records,
-            read=run.reader(found),
-            columns=run.columns,
-            example=(Record("", "", Path(), ""), tables.zeros(1, prepared.side)[0].numpy()),
+            read=_reader(asked.recipe.data, found, prepared),
+            columns=columns,
+            example=(Record("", "", Path(), ""), np.zeros((3, *prepared.side), np.uint8)),
         )
         said = origin(asked.folder, made.weights, meta) | {"source": found.where, "mirror": asked.mirror}
-        return tables.write(asked, entries, names, said, made.weights)
+        return tables.write(asked, entries, network.names, said, made.weights)
 
 
 def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
@@ -62,51 +68,30 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     if prepared is None:
         found = "data.fit keep, so images have no fixed size"
         raise UserError(f"recipe {made.recipe.name}", found, "another value of data.fit", "name another run")
-    names = made.meta.class_names or tuple(map(str, range(made.meta.classes)))
 
-    def read(sample: Any, where: str) -> tuple[Record, np.ndarray]:
-        return Record("", "", b"", where), prepared.pixels(samples.pixels(sample, where), where)
+    def read(sample: Any, where: str) -> np.ndarray:
+        return prepared.pixels(samples.pixels(sample, where), where)
 
-    def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
-        found = samples.batched(pictures, read, _Network(made, prepared, names, mirror, False, None).columns)
-        del found["id"]
-        return found
-
-    return predict
+    return lambda pictures, mirror: samples.batched(pictures, read, _Network(made, prepared, mirror).columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Network:
+    """A network that predicts rows of prepared images, of files and in memory alike."""
+
     made: Rebuilt
     prepared: Preparation
-    names: Sequence[str]
     mirror: bool
-    labelled: bool
-    labels: Sequence[str] | None
-    """Names of whole-number labels of the source."""
 
-    def reader(self, source: Source) -> Callable[[Record], tuple[Record, np.ndarray]]:
-        """Return a function that reads a record and its prepared pixels, uint8 (3, height, width)."""
-        aligned = source.aligned or kinds.name(self.made.recipe.data) != "faces"
+    @property
+    def names(self) -> tuple[str, ...]:
+        meta = self.made.meta
+        return tuple(meta.class_names) or tuple(map(str, range(meta.classes)))
 
-        def read(record: Record) -> tuple[Record, np.ndarray]:
-            pixels = pixels_of(record)
-            if not aligned:
-                from trainkit.data.face_alignment import align_face
-
-                if record.landmarks is None:
-                    raise UserError(record.where, "no landmarks", "five points")
-                pixels = align_face(pixels, record.landmarks, self.prepared.side[0], record.where)
-            # Drop the encoded image: records wait for their batch.
-            return dataclasses.replace(record, data=b""), self.prepared.pixels(pixels, record.where)
-
-        return read
-
-    def columns(self, read: Sequence[tuple[Record, np.ndarray]]) -> Columns:
-        """Predict the rows of a batch."""
+    def columns(self, images: Sequence[np.ndarray]) -> Columns:
+        """Predict the rows of a batch of prepared pixels, uint8 (3, height, width) each."""
         task, net, runtime = self.made.recipe.task, self.made.net, self.made.runtime
-        batch = runtime.to_device({"image": torch.from_numpy(np.stack([pixels for _, pixels in read]))})
-        image = self.prepared.normal(batch["image"])
+        image = self.prepared.normal(runtime.to_device({"image": torch.from_numpy(np.stack(images))})["image"])
         with torch.no_grad(), runtime.accelerator.autocast():
             rows = dict(task.predict(net, {"image": image}))
             if self.mirror:
@@ -117,10 +102,25 @@ class _Network:
                 other = task.predict(net, {"image": image.flip(-1)})
                 both = [x["logits"].float().softmax(1) for x in (rows, other)]
                 rows["logits"] = ((both[0] + both[1]) / 2).log()
-        first: Columns = {"id": [record.id for record, _ in read]}
-        if self.labelled:
-            first["label"] = [_label(record.label, self.labels) for record, _ in read]
-        return first | tables.predicted(rows, self.names)
+        return tables.predicted(rows, self.names)
+
+
+def _reader(data: object, source: Source, prepared: Preparation) -> Callable[[Record], tuple[Record, np.ndarray]]:
+    """Return a function that reads a record and its prepared pixels, uint8 (3, height, width)."""
+    aligned = source.aligned or kinds.name(data) != "faces"
+
+    def read(record: Record) -> tuple[Record, np.ndarray]:
+        pixels = pixels_of(record)
+        if not aligned:
+            from trainkit.data.face_alignment import align_face
+
+            if record.landmarks is None:
+                raise UserError(record.where, "no landmarks", "five points")
+            pixels = align_face(pixels, record.landmarks, prepared.side[0], record.where)
+        # Drop the encoded image: records wait for their batch.
+        return dataclasses.replace(record, data=b""), prepared.pixels(pixels, record.where)
+
+    return read
 
 
 def _label(label: int | str, names: Sequence[str] | None) -> str:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
+from trainkit.files import write_aside
 from trainkit.interfaces import DatasetInfo
 from trainkit.tracking.run_folder import RunFolder
 
@@ -87,3 +88,13 @@ def write_each(
     if on_progress:
         on_progress(len(items), len(items))
     return written, damaged
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is there as a whole or not at all. Raises UserError where it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_aside(path, content)
+    except OSError as error:
+        found = f"cannot be written ({error.strerror or error})"
+        raise UserError(str(path), found, remedy="check permissions and free space") from None

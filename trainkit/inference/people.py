@@ -75,13 +75,23 @@ def predict(asked: Request) -> Predicted:
         raise TypeError("the recipe's data has no images")
     with rebuilt(asked.folder, asked.recipe, asked.meta) as made:
         coder = data.text.make() if MODALITIES[TEXT] in known else None
-        run = _Network(made, prepared, known, coder, found.labelled)
+        network = _Network(made, prepared, known, coder)
+
+        def columns(read: Sequence[tuple[_Entry, np.ndarray]]) -> Columns:
+            entries = [entry for entry, _ in read]
+            first: Columns = {"id": [entry.id for entry in entries]}
+            if found.labelled:
+                first["person"] = [entry.person for entry in entries]
+                first["camera"] = [entry.camera for entry in entries]
+            first["modality"] = [MODALITIES[entry.modality] for entry in entries]
+            return first | network.columns([(entry.modality, values) for entry, values in read])
+
         entries = tables.Entries(
             total=len(every),
             items=lambda: iter(every),
-            read=run.read,
-            columns=run.columns,
-            example=(dataclasses.replace(every[0], modality=RGB), tables.zeros(1, prepared.side)[0].numpy()),
+            read=network.read,
+            columns=columns,
+            example=(dataclasses.replace(every[0], modality=RGB), np.zeros((3, *prepared.side), np.uint8)),
         )
         said = origin(asked.folder, made.weights, asked.meta) | {"source": found.where}
         return tables.write(asked, entries, (), said, made.weights, notes)
@@ -93,15 +103,14 @@ def predictor(made: Rebuilt) -> Callable[[Sequence[Any], bool], Columns]:
     if prepared is None or MODALITIES[RGB] not in known:
         found = f"a network for {', '.join(known)}"
         raise UserError(f"recipe {made.recipe.name}", found, f"one for {MODALITIES[RGB]}", "use another run")
-    run = _Network(made, prepared, known, None, labelled=False)
+    network = _Network(made, prepared, known, None)
 
-    def read(sample: Any, where: str) -> tuple[_Entry, np.ndarray]:
-        pixels = prepared.pixels(samples.pixels(sample, where), where)
-        return _Entry("", "", "", RGB, Path(), "", where), pixels
+    def read(sample: Any, where: str) -> tuple[int, np.ndarray]:
+        return RGB, prepared.pixels(samples.pixels(sample, where), where)
 
     def predict(pictures: Sequence[Any], mirror: bool) -> Columns:
         _refuse_mirror(mirror)
-        return {"embedding": samples.batched(pictures, read, run.columns)["embedding"]}
+        return samples.batched(pictures, read, network.columns)
 
     return predict
 
@@ -114,11 +123,12 @@ def _refuse_mirror(mirror: bool) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Network:
+    """A network that embeds prepared records, of files and in memory alike."""
+
     made: Rebuilt
     prepared: Preparation
     known: Sequence[str]
     coder: tokenizer.Tokens | None
-    labelled: bool
 
     def read(self, entry: _Entry) -> tuple[_Entry, np.ndarray]:
         """Read the pixels of a record, uint8 (3, height, width), or the token ids of its caption, int64 (length,)."""
@@ -127,21 +137,20 @@ class _Network:
         pixels = image_decode.decode(image_decode.read(entry.file, entry.where), entry.where)
         return entry, self.prepared.pixels(pixels, entry.where)
 
-    def columns(self, read: Sequence[tuple[_Entry, np.ndarray]]) -> Columns:
-        """Predict the rows of a batch, whose records are in the order of their modalities."""
-        net, runtime = self.made.net, self.made.runtime
-        modality = torch.tensor([entry.modality for entry, _ in read])
+    def columns(self, read: Sequence[tuple[int, np.ndarray]]) -> Columns:
+        """Embed a batch of modalities and values, which are in the order of their modalities."""
+        net, runtime = cast("ReidNet", self.made.net), self.made.runtime  # the network of the task `reid`
         batch = {}
         for number, name in enumerate(MODALITIES):
             if name not in self.known:
                 continue
-            own = [values for entry, values in read if entry.modality == number]
+            own = [values for modality, values in read if modality == number]
             if number == TEXT and self.coder is not None:
                 empty = np.empty((0, self.coder.length), np.int64)
                 batch["text"] = torch.from_numpy(np.stack(own) if own else empty)
             else:
-                pixels = torch.from_numpy(np.stack(own)) if own else tables.zeros(0, self.prepared.side)
-                batch[f"image.{name}"] = pixels
+                empty = np.empty((0, 3, *self.prepared.side), np.uint8)
+                batch[f"image.{name}"] = torch.from_numpy(np.stack(own) if own else empty)
         batch = runtime.to_device(batch)
         for name in batch:
             if name != "text":
@@ -150,26 +159,20 @@ class _Network:
             with runtime.accelerator.autocast():
                 feature = self.made.recipe.task.predict(net, batch)["feature"].float()
             # One slot per modality, of which one is filled, as in queries of one record.
-            places = feature.new_zeros(len(feature), len(MODALITIES), feature.shape[1])
+            modality = torch.tensor([modality for modality, _ in read], device=feature.device)
             row = torch.arange(len(feature), device=feature.device)
-            modality = modality.to(feature.device)
+            places = feature.new_zeros(len(feature), len(MODALITIES), feature.shape[1])
             places[row, modality] = feature
             present = torch.zeros(places.shape[:2], dtype=torch.bool, device=feature.device)
             present[row, modality] = True
-            net = cast("ReidNet", net)  # the network of the task `reid`
-            embedding = net.neck(net.fuse(places, present)).float().cpu().numpy()
-        columns: Columns = {"id": [entry.id for entry, _ in read]}
-        if self.labelled:
-            columns["person"] = [entry.person for entry, _ in read]
-            columns["camera"] = [entry.camera for entry, _ in read]
-        columns["modality"] = [MODALITIES[entry.modality] for entry, _ in read]
-        return columns | {"embedding": embedding}
+            return {"embedding": net.neck(net.fuse(places, present)).float().cpu().numpy()}
 
 
 def _records(text: str) -> _Found:
     """Find the records of a source: a re-identification set, or images, all read as `rgb`."""
     from trainkit.data.people import layouts
     from trainkit.data.people import sources as people_sources
+    from trainkit.data.people.records import DISTRACTOR
     from trainkit.inference.images import open_pictures
 
     path, split = sources.split_of(text)
@@ -187,14 +190,8 @@ def _records(text: str) -> _Found:
         if len(every) < found.size:
             raise UserError(text, f"a {found.kind}", "a re-identification set, or image files", "name another source")
         return _Found(found.where, every, labelled=False)
-    return _set(str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text)
-
-
-def _set(text: str) -> _Found:
-    from trainkit.data.people import sources as people_sources
-    from trainkit.data.people.records import DISTRACTOR
-
-    records = people_sources.find(text, "val")
+    named = str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text
+    records = people_sources.find(named, "val")
     entries = [
         _Entry(
             record.id,

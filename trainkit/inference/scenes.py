@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -23,9 +21,9 @@ from trainkit.data import folders
 from trainkit.data.formats import image_decode
 from trainkit.errors import UserError, few, number_of
 from trainkit.inference import samples
-from trainkit.inference.output_folder import Predicted, Request, check_free, write_each
+from trainkit.inference.output_folder import Predicted, Request, check_free, write_each, write_file
 from trainkit.inference.trained_model import Rebuilt, origin, rebuilt
-from trainkit.interfaces import DatasetInfo, LabelsImages
+from trainkit.interfaces import LabelsImages
 from trainkit.plots.scenes import palette
 
 if TYPE_CHECKING:
@@ -74,9 +72,14 @@ def predict(asked: Request) -> Predicted | None:
                 stretched.append(picture.id)
             return _encoded(labels, colours)
 
-        written, damaged = write_each(targets, label, _write, asked.on_progress)
+        written, damaged = write_each(targets, label, write_file, asked.on_progress)
     if written:
-        _write(out / CLASSES, _described(meta, colours, origin(asked.folder, made.weights, meta)).encode())
+        classes = [
+            {"value": value, "name": name, "colour": list(colour)}
+            for value, (name, colour) in enumerate(zip(meta.class_names, colours, strict=True))
+        ]
+        said = {"classes": classes, **origin(asked.folder, made.weights, meta)}
+        write_file(out / CLASSES, (json.dumps(said, indent=1) + "\n").encode())
     if stretched and size is not None:
         sides = "{} x {} pixels".format(*size)
         many = number_of(len(stretched), "images")
@@ -190,28 +193,3 @@ def _encoded(labels: np.ndarray, colours: Sequence[Sequence[int]]) -> bytes:
     stream = io.BytesIO()
     picture.save(stream, "PNG")
     return stream.getvalue()
-
-
-def _described(meta: DatasetInfo, colours: Sequence[Sequence[int]], origin: Mapping[str, Any]) -> str:
-    classes = [
-        {"value": value, "name": name, "colour": list(colour)}
-        for value, (name, colour) in enumerate(zip(meta.class_names, colours, strict=True))
-    ]
-    return json.dumps({"classes": classes, **origin}, indent=1) + "\n"
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError as error:
-        found = f"cannot be written ({error.strerror or error})"
-        raise UserError(str(path), found, remedy="check permissions and free space") from None
-    finally:
-        aside.unlink(missing_ok=True)

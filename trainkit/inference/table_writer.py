@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from trainkit.data.threads import threads
 from trainkit.errors import UserError
@@ -27,6 +25,7 @@ from trainkit.inference.output_folder import Predicted, Request
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from torch import Tensor
 
 Item = TypeVar("Item")
 Seen = TypeVar("Seen")
@@ -241,8 +240,3 @@ def _flat(table: pa.Table, schema: pa.Schema) -> pa.Table:
     plain = [table[name] for name in schema.names if name in table.column_names]
     every = np.stack(table["probabilities"].to_pylist()).astype(np.float32)
     return pa.Table.from_arrays([*plain, *map(pa.array, every.T)], schema=schema)
-
-
-def zeros(count: int, side: tuple[int, int]) -> Tensor:
-    """Make black images, uint8 (count, 3, *side)."""
-    return torch.zeros(count, 3, *side, dtype=torch.uint8)
