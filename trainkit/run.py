@@ -19,7 +19,6 @@ if __name__ == "__main__":  # workers that are not forked import this file too
     from trainkit.environment import process
 
     process.die_with_parent()  # before anything that takes time is imported
-    process.leave_no_log_folders()
 
     from trainkit.cli.train import run
 

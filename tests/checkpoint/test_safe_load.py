@@ -35,10 +35,9 @@ def assert_same(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor])
 # Files that load
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin", ".ckpt"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
-def test_what_torch_saved_is_read(tmp_path, suffix, legacy):
-    path = tmp_path / f"net{suffix}"
+def test_what_torch_saved_is_read(tmp_path, legacy):
+    path = tmp_path / "net.pth"
     state = net().state_dict()
     torch.save(state, path, _use_new_zipfile_serialization=not legacy)
     assert_same(read_tensors(path), state)
@@ -152,12 +151,11 @@ def payloads(sentinel: str) -> dict[str, tuple[object, str]]:
     }
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".bin", ".pt", ".safetensors"])
 @pytest.mark.parametrize("how", ["torch", "torch legacy", "pickle 0", "pickle 2", "pickle 4", "torch protocol 4"])
-def test_files_that_call_for_code_are_refused_by_name_and_never_run(tmp_path, how, suffix):
+def test_files_that_call_for_code_are_refused_and_never_run(tmp_path, how):
     sentinel = tmp_path / "sentinel"
-    for title, (payload, named) in payloads(str(sentinel)).items():
-        path = tmp_path / f"bomb{suffix}"
+    for number, (title, (payload, named)) in enumerate(payloads(str(sentinel)).items()):
+        path = tmp_path / f"bomb{('.pth', '.safetensors')[number % 2]}"
         if how == "torch":
             torch.save(payload, path)
         elif how == "torch legacy":
@@ -165,13 +163,11 @@ def test_files_that_call_for_code_are_refused_by_name_and_never_run(tmp_path, ho
         elif how == "torch protocol 4":
             torch.save(payload, path, pickle_protocol=4)
         else:
-            if title in ("nested in a list", "in a state_dict", "as a key"):
-                continue  # plain pickles of tensors call for torch first
             path.write_bytes(pickle.dumps(payload, protocol=int(how[-1])))
-        with pytest.raises(UserError) as refused:
+        said = "to load, and was not opened" if how.startswith("torch") else "neither a safetensors nor a PyTorch file"
+        with pytest.raises(UserError, match=said) as refused:
             read_tensors(path)
-        assert " to load, and was not opened" in str(refused.value), title
-        if how in ("torch", "torch legacy", "pickle 2") and title != "a whole module":
+        if how in ("torch", "torch legacy"):
             assert named in str(refused.value), title
         assert str(path) in str(refused.value)
         assert not sentinel.exists(), title

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -94,13 +93,6 @@ def test_every_kind_of_tensor_and_number_comes_back_bit_for_bit(tmp_path):
     assert sorted(manifest["files"]) == [
         "memory.safetensors", "model.safetensors", "optimizer.safetensors", "recipe.yaml", "state.json",
     ]  # fmt: skip
-
-
-def test_equal_states_give_equal_files(tmp_path):
-    a, b = save(tmp_path / "a", 4), save(tmp_path / "b", 4)
-    assert [(f.name, f.read_bytes()) for f in sorted(a.iterdir())] == [
-        (f.name, f.read_bytes()) for f in sorted(b.iterdir())
-    ]
 
 
 def test_views_and_tied_tensors_are_saved_whole(tmp_path):
@@ -433,15 +425,6 @@ def test_ten_thousand_flipped_bits_are_all_seen(tmp_path):
     assert undetected_flips(save(tmp_path, 1), 10_000) == 0
 
 
-def test_without_hashes_flipped_bits_would_go_unseen(tmp_path, monkeypatch):
-    path = save(tmp_path / "a", 1)
-    blind = SimpleNamespace(update=lambda content: None, hexdigest=lambda: "0" * 64)
-    for module in (storage, verification):
-        monkeypatch.setattr(module, "hashlib", SimpleNamespace(sha256=lambda *content: blind))
-    path = save(tmp_path / "b", 1)
-    assert undetected_flips(path, 1_000) > 300, "the test above would pass without a verifier"
-
-
 def test_every_single_bit_of_a_manifest_counts(tmp_path):
     path = save(tmp_path, 1)
     manifest = (path / "MANIFEST.json").read_bytes()
@@ -450,22 +433,6 @@ def test_every_single_bit_of_a_manifest_counts(tmp_path):
         flipped = bytearray(manifest)
         flipped[position // 8] ^= 1 << position % 8
         assert verification.differences(bytes(flipped), found), f"bit {position}"
-
-
-def test_flipped_bits_on_disk_stop_verify_and_read(tmp_path):
-    path = save(tmp_path, 1)
-    rng = random.Random(2)
-    for _ in range(200):
-        file = rng.choice(sorted(path.iterdir()))
-        whole = file.read_bytes()
-        flipped = bytearray(whole)
-        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        file.write_bytes(flipped)
-        assert verification.verify(path)
-        with pytest.raises(CheckpointError, match=r"not used|newer trainkit|reads 1"):
-            storage.read(path)
-        file.write_bytes(whole)
-    assert verification.verify(path) == []
 
 
 def swap(path: Path, name: str) -> None:
@@ -653,17 +620,15 @@ def test_newer_means_a_higher_step_beyond_nine_digits_too(tmp_path):
     assert storage.newest_valid(tmp_path)[0].name == "step-1000000000"
 
 
-def test_cleaning_spares_the_living_and_all_that_is_not_ours(tmp_path):
+def test_cleaning_spares_all_that_is_not_ours(tmp_path):
     kept = save(tmp_path, 1)
-    mine = storage._aside(tmp_path, "tmp", 2)
-    recycled = tmp_path / f".tmp-2-{os.getpid()}-12345-abcdef"  # same process id, in another life
-    dead = tmp_path / ".trash-2-999999999-12345-abcdef"
+    ours = [storage._aside(tmp_path, "tmp", 2), tmp_path / ".trash-2-999999999-12345-abcdef"]  # of an earlier version
     foreign = [tmp_path / ".tmp-notes", tmp_path / "figures", tmp_path / ".git"]
-    for folder in [mine, recycled, dead, *foreign]:
+    for folder in [*ours, *foreign]:
         folder.mkdir()
         (folder / "file").write_text("x")
-    assert sorted(storage.clean(tmp_path)) == sorted([recycled, dead])
-    assert all(path.exists() for path in [kept, mine, *foreign])
+    assert sorted(storage.clean(tmp_path)) == sorted(ours)
+    assert all(path.exists() for path in [kept, *foreign])
 
 
 def test_describe_says_what_is_inside(tmp_path):
@@ -761,7 +726,7 @@ def goes_on_with_the_same_bits(folder: Path, make: Callable, at: int) -> None:
     straight = net()
     optimizer = make(straight)
     train(straight, optimizer, 0, at)
-    tensors, scalars = state_dict.optimizer_tensors(optimizer, state_dict.named_parameters(straight))
+    tensors, scalars = state_dict.optimizer_tensors(optimizer, straight.named_parameters())
     groups = {"model": state_dict.module_tensors(straight), "optimizer": tensors}
     loaded = storage.read(storage.write(folder, at, groups, {"optimizer": scalars}, ""))
     train(straight, optimizer, at, 5)
@@ -772,7 +737,7 @@ def goes_on_with_the_same_bits(folder: Path, make: Callable, at: int) -> None:
         if not isinstance(group["lr"], Tensor):
             group["lr"] = 77.0
     state_dict.load_module(resumed, loaded.tensors["model"], "test")
-    named = state_dict.named_parameters(resumed)
+    named = dict(resumed.named_parameters())
     state_dict.load_optimizer(fresh, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
     again, again_scalars = state_dict.optimizer_tensors(fresh, named)
     assert again_scalars == scalars and same({"o": again}, {"o": tensors})
@@ -875,36 +840,9 @@ def test_a_network_of_another_shape_lists_what_does_not_fit_and_is_left_alone():
     assert "and 92 more" in str(caught.value) and str(caught.value).count(" is ") == 10
 
 
-class Compiled(nn.Module):
-    """What torch.compile makes of a module, as far as names go."""
-
-    def __init__(self, module: nn.Module):
-        super().__init__()
-        self._orig_mod = module
-
-
-def leaves_no_trace(compiled: Callable[[nn.Module], nn.Module]) -> None:
-    plain, wrapped = net(), net()
-    expected = state_dict.module_tensors(plain)
-    assert "scratch" not in expected and "mask" in expected
-    wrapped.head = compiled(wrapped.head)
-    for module in (wrapped, compiled(wrapped), nn.DataParallel(wrapped), compiled(nn.DataParallel(wrapped))):
-        assert same({"m": state_dict.module_tensors(module)}, {"m": expected})
-        assert list(state_dict.named_parameters(module)) == [name for name, _ in plain.named_parameters()]
-        state_dict.load_module(module, expected, "x")
-    parallel = nn.DataParallel(wrapped)
-    optimizer = torch.optim.AdamW(parallel.parameters())
-    _, scalars = state_dict.optimizer_tensors(optimizer, parallel.named_parameters())
-    assert scalars["groups"][0]["parameters"] == [name for name, _ in plain.named_parameters()]
-
-
-def test_wrappers_leave_no_trace_in_names_and_scratch_is_not_saved():
-    leaves_no_trace(Compiled)
-
-
-@pytest.mark.slow
-def test_compiling_leaves_no_trace_in_names():
-    leaves_no_trace(torch.compile)
+def test_scratch_is_not_saved():
+    saved = state_dict.module_tensors(net())
+    assert "scratch" not in saved and "mask" in saved
 
 
 def test_a_snapshot_does_not_move_with_the_network():
@@ -944,14 +882,14 @@ def train(first, last):
 def save(step, run):
     main = rank == 0
     model = live.module_tensors(net, keep=main)
-    state, scalars = live.optimizer_tensors(optimizer, live.named_parameters(net), keep=main)
+    state, scalars = live.optimizer_tensors(optimizer, net.named_parameters(), keep=main)
     if main:
         checkpoint.write(folder / run, step, {"model": model, "optimizer": state}, {"optimizer": scalars}, "")
 def load(step, run):
     loaded = checkpoint.read(folder / run / f"step-{step:09d}")
     live.load_module(net, loaded.tensors["model"], run)
     live.load_optimizer(
-        optimizer, live.named_parameters(net), loaded.tensors["optimizer"], loaded.state["optimizer"])
+        optimizer, net.named_parameters(), loaded.tensors["optimizer"], loaded.state["optimizer"])
 if task == "train":
     train(0, 2); save(2, "straight"); train(2, 4); save(4, "straight")
 elif task == "resume":

@@ -19,7 +19,6 @@ from torch.distributed.run import get_args_parser
 from trainkit.cli import train
 from trainkit.config import loader
 from trainkit.distributed.runtime import Runtime
-from trainkit.environment import process
 from trainkit.errors import UserError
 
 PAGE = (ROOT / "docs" / "how-to" / "clusters.md").read_text(encoding="utf-8")
@@ -169,38 +168,6 @@ def test_the_age_of_a_command_is_that_of_its_launcher_unless_that_has_restarted_
         # The kernel counts in hundredths of a second.
         ages.append(float(done.stdout))
         assert least - 0.02 <= ages[-1] <= time.monotonic() - began - (0.4 - least) + 0.02, done.stderr
-
-
-def launched(root: Path, ranks: int = 2) -> list[str]:
-    """What torch's launcher makes for logs, and where it has each process write an error."""
-    folders = [root / "none_x" / "attempt_0" / str(rank) for rank in range(ranks)]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    return [str(folder / "error.json") for folder in folders]
-
-
-def test_the_last_process_of_a_launch_leaves_no_folder_for_logs_and_takes_no_other(tmp_path, monkeypatch):
-    def begin(place: str) -> None:
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", place)
-        process.leave_no_log_folders()
-
-    for told in ("", "error.json", "/error.json"):
-        begin(told)
-    first, second = launched(tmp_path / "torchelastic_a"), launched(tmp_path / "torchelastic_b")
-    launched(tmp_path / "torchelastic_of_others")
-    begin(first[0])
-    begin(second[1])
-    assert Path(first[1]).parent.is_dir() and Path(second[0]).parent.is_dir()
-    begin(second[0])
-    begin(second[0])
-    begin(first[1])
-    assert [path.name for path in tmp_path.iterdir()] == ["torchelastic_of_others"]
-    kept = launched(tmp_path / "torchelastic_c") + launched(tmp_path / "logs")
-    (Path(kept[0]).parent / "stdout.log").write_text("said")
-    for place in kept:
-        begin(place)
-    assert (Path(kept[0]).parent / "stdout.log").read_text() == "said"
-    assert Path(kept[2]).parent.is_dir(), "of --log_dir"
 
 
 def test_what_differs_between_processes_is_named_on_each():

@@ -145,19 +145,19 @@ def test_an_error_of_a_training_ends_with_the_command_that_goes_on(monkeypatch):
         ((), ("python", "trainkit/run.py", "x"), ("x",), "python trainkit/run.py --resume r"),
         ((), ("python", "-m", "trainkit.run", "x"), ("x",), "python -m trainkit.run --resume r"),
         (
-            ("python", "BIN/accelerate", "launch", "--config_file", "a b.yaml", "trainkit/run.py", "x", "b=1", ""),
+            ("python", "BIN/accelerate", "launch", "--config_file", "a b.yaml", "trainkit/run.py", "x", "b=1"),
             ("python", "-u", "trainkit/run.py", "x", "b=1"),
             ("x", "b=1"),
             "accelerate launch --config_file 'a b.yaml' trainkit/run.py --resume r",
         ),
         (
-            ("python", "-m", "accelerate.commands.launch", "-m", "trainkit.run", "x", ""),
+            ("python", "-m", "accelerate.commands.launch", "-m", "trainkit.run", "x"),
             ("python", "-m", "trainkit.run", "x"),
             ("x",),
             "python -m accelerate.commands.launch -m trainkit.run --resume r",
         ),
         (
-            ("bash", "launch.sh", ""),
+            ("bash", "launch.sh"),
             ("python", "BIN/trainkit", "run", "x"),
             ("run", "x"),
             "trainkit run --resume r",

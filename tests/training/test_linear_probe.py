@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -107,7 +105,7 @@ def test_batches_carry_the_features_of_their_pictures_in_place_of_them(
     networks.cached[FEATURES].eval()
     plain.model.eval()
     logger = SimpleNamespace(say=print)
-    split = teacher_cache.outputs(networks, train, RUNTIME, logger, 0, tmp_path, lambda: False).split
+    split = teacher_cache.outputs(networks, train, RUNTIME, logger, tmp_path, lambda: False)
     seen = set()
     for epoch in range(2):
         rows = train.order(epoch, 12)[0, 0:12]
@@ -220,42 +218,3 @@ def test_a_recipe_without_the_key_has_the_digest_that_it_had(pictures, weights):
         for more in ("", ", frozen: false")
     )
     assert loader.digest(plain) == loader.digest(given)
-
-
-# With real weights
-
-
-def cut(source: Path, out: Path, many: int, seed: int) -> Path:
-    """Links to so many images of a set, as many of each class."""
-    folders = sorted(source.iterdir())
-    for folder in folders:
-        (out / folder.name).mkdir(parents=True)
-        files = sorted(folder.glob("*.jpg"))
-        for file in random.Random(f"{seed}{folder.name}").sample(files, many // len(folders)):
-            (out / folder.name / file.name).symlink_to(file)
-    return out
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("many", [100, 500])
-def test_a_probe_is_within_two_points_of_a_logistic_regression(shared, cache, tmp_path, monkeypatch, many):
-    """Of the same features, the best of three strengths of its penalty on the images that are scored."""
-    from sklearn.linear_model import LogisticRegression
-
-    source, weights = shared / "cls_cifar10", shared / "pretrained" / "tf_efficientnet_lite0.safetensors"
-    train, val = cut(source / "train", tmp_path / "train", many, 1), cut(source / "test", tmp_path / "test", 500, 1)
-    tables = {}
-
-    def kept(source, tabulate=teacher_cache.tabulate):
-        table = tabulate(source)
-        tables[source.split.name] = table[:, 0].numpy(), source.split.label
-        return table
-
-    monkeypatch.setattr(teacher_cache, "tabulate", kept)
-    given = (f"task.net.weights={weights}", f"data.train={train}", f"data.evaluate.val={val}")
-    done = run(*given, "log.ceilings=off", recipe=ROOT / "tests" / "training" / "linear_probe.yaml")
-    (x, y), (seen, label) = tables["train"], tables["val"]
-    assert x.shape == (many, 1280)
-    scores = [LogisticRegression(C=c, max_iter=1000).fit(x, y).score(seen, label) for c in (0.1, 1.0, 10.0)]
-    assert done.series("val/top1")[-1] >= max(scores) - 0.02, scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import resource
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from trainkit.models import gradient_cache
 from trainkit.tracking.journal import Event
 from trainkit.training import out_of_memory
 from trainkit.training.checkpointer import Resume
-from trainkit.training.model import Model
 from trainkit.training.plan import Plan, halved
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
@@ -53,24 +51,6 @@ def test_from_the_first_step_on_it_is_the_training_that_small_micro_batches_make
         told = [(step, data["key"], data["size"]) for step, name, data in run.tracker.events if name == "memory"]
         assert told == [(0, "train.micro_batch", 8), (0, "train.micro_batch", 4)]
         assert len(small) == 12 and all(same(bits(a), bits(b)) for a, b in zip(held(folder), small, strict=True))
-
-
-def test_with_statistics_left_as_they_are_it_is_not(tmp_path, small, monkeypatch):
-    monkeypatch.setattr(Model, "restore_buffers", lambda *_: None)
-    poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16))
-    assert not same(bits(held(tmp_path)[0]), bits(small[0]))
-
-
-def test_with_samples_read_on_it_is_not(tmp_path, small, monkeypatch):
-    """As it would be with the micro-batch that ran out of memory left out."""
-    calls = itertools.count()
-
-    def keys(self, split, step, plain=Plan.keys):
-        return plain(self, split, step + (next(calls) > 0))
-
-    monkeypatch.setattr(Plan, "keys", keys)
-    poisoned(tmp_path, TASK.format("room: 4"), HALVE.format(16), stop=2)
-    assert not same(bits(held(tmp_path)[0]), bits(small[0]))
 
 
 def test_in_the_middle_too_and_a_resumed_run_goes_on_with_what_was_chosen(tmp_path, small):

@@ -133,14 +133,6 @@ def test_what_is_no_batch_size_is_refused_at_its_key(value):
 # ---- Blocks of samples that belong together
 
 
-def test_a_rule_that_no_evaluation_before_the_last_step_can_bring_about_is_told():
-    stop, curve = "stop_when={metric: val/top1, patience: 1}", "{name: plateau, metric: val/top1, patience: 1}"
-    for words in ((stop, "train.schedule={}"), (f"train.schedule={curve}",)):
-        for every, told in (("9 epochs", True), ("4 steps", True), ("3 steps", False), ("1 h", False)):
-            recipe = classified("train.length=4 steps", *words, f"evaluations.val.every={every}")
-            assert ("has no effect: evaluations.val" in described(recipe, plans(recipe, 1)[0])) == told, (words, every)
-
-
 def people(*words):
     return loader.load(RECIPES / "reid.yaml", words)
 

@@ -63,11 +63,6 @@ def test_a_weight_that_only_the_device_knows_gives_the_same_update():
         torch.testing.assert_close(host[name], device[name], rtol=1e-6, atol=1e-7)
 
 
-def test_a_repeated_run_has_the_same_bits_and_the_same_history(reference):
-    again = run()
-    assert all_same(again.last, reference.last) and again.repeatable == reference.repeatable
-
-
 @pytest.mark.parametrize("step", [1, 4, 5, 7, 11])
 def test_an_interrupted_and_resumed_run_has_the_bits_and_the_history_of_an_uninterrupted_one(reference, step):
     """Mid-epoch, at an epoch's end (4), at a checkpoint (5), one step before the end; batch norm, dropout, average."""
@@ -104,18 +99,6 @@ def test_workers_give_the_same_bits_also_after_an_interruption(reference):
     assert all_same(run("loader.workers=2", resume="").last, reference.last)
 
 
-def test_figures_are_drawn_while_training_when_asked_for(store, monkeypatch):
-    drawn = []
-    monkeypatch.setattr("trainkit.plots.run_figures.draw", lambda tracker, curves: drawn.append(list(curves)))
-    run("log.figures=5 steps", "train.ema=null", stopping=stop_after(7))
-    assert drawn == [["val"]] * 2, "at step 5, and at the end"
-
-
-@pytest.mark.slow
-def test_spawned_workers_give_the_same_bits(reference):
-    assert all_same(run("loader.workers=1", "loader.start=spawn").last, reference.last)
-
-
 def test_evaluations_logs_and_checkpoints_change_no_bit_of_training(reference):
     bare = run("evaluations={}", "best=null", "log.every=100 steps", "checkpoints.every=null")
     assert same(bare.last.tensors["model"], reference.last.tensors["model"])
@@ -126,31 +109,17 @@ def test_evaluations_logs_and_checkpoints_change_no_bit_of_training(reference):
 
 def test_evaluations_do_not_move_the_speed_meter():
     """The meter of the first guide counted them: 930 samples/s became 170 in the window of an evaluation."""
-    common = ["train.length=12 epochs", "log.every=4 steps", "evaluations.val.every=4 steps", "train.ema=null"]
-    quick, slow = run(*common), run(*common, "task.slow_score=0.3")
-    assert slow.series("time/eval_val_s")[2] > 0.3
+    common = ["train.length=6 epochs", "log.every=4 steps", "evaluations.val.every=4 steps", "train.ema=null"]
+    quick, slow = run(*common), run(*common, "task.slow_score=0.2")
+    assert slow.series("time/eval_val_s")[2] > 0.2
     assert slow.series("time/eval_share")[4] > 0.5, "the evaluations are most of the time"
-    one, other = (sorted(ran.series("speed/samples_per_s"))[6] for ran in (quick, slow))
-    # If the meter counted evaluations, 4 steps of a few ms beside 300 ms would show as a tenth of the rate or less.
+    one, other = (sorted(ran.series("speed/samples_per_s"))[3] for ran in (quick, slow))
+    # If the meter counted evaluations, 4 steps of a few ms beside 200 ms would show as a tenth of the rate or less.
     assert other > 0.4 * one
-
-
-def test_time_shares_add_up_to_one(reference):
-    metrics = reference.history.metrics
-    shares = [p[2].value for name, p in metrics.items() if name.startswith("time/") and name.endswith("_share")]
-    assert len(shares) == 7 and sum(shares) == pytest.approx(1) and max(shares) < 1
 
 
 def test_every_sample_counts_exactly_once(reference):
     assert set(reference.series("eval/val/unique_samples")) == {37.0}
-
-
-def test_an_evaluation_that_lost_a_sample_gives_no_score():
-    with pytest.raises(RuntimeError, match="36 samples were evaluated, the set has 37"):
-        run("data.lost_sample=true")
-    from runs import newest
-
-    assert newest().info().status == "FAILED"
 
 
 def test_a_teacher_that_does_not_beat_chance_ends_the_run_before_step_1():
@@ -170,22 +139,6 @@ def test_batches_of_an_evaluation_are_of_one_size_whatever_the_number_of_process
                 seen += rows[real].tolist()
         assert sorted(seen) == list(range(size))
     assert len(sizes) == 1 and sizes.pop() <= (at_once or asked)
-
-
-def test_outputs_of_a_frozen_network_are_computed_once_for_every_sample_and_view():
-    ran = run("task.teacher=oracle", "data.noise=0.3")  # the task compares each batch with a fresh forward
-    assert ran.code == 0 and ran.series("teacher/val/accuracy") == [1.0]
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint():
-    with pytest.raises(UserError, match="step 6: the loss or a gradient is not finite"):
-        run("task.nan_at=6", "checkpoints.every=1 steps")
-    from runs import Ran, newest
-
-    ran = Ran(2, newest())
-    assert ran.steps[-1] == 6, "six updates were finite"
-    assert all(t.isfinite().all() for t in ran.last.tensors["model"].values() if t.is_floating_point())
-    assert newest().info().status == "FAILED"
 
 
 def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked_to():
@@ -256,11 +209,6 @@ def test_a_metric_that_nobody_measures_is_named_before_training_goes_on():
         run("best.metric=val/top1", "evaluations.val.at_start=true")
 
 
-def test_damaged_data_is_named_as_it_was_by_a_worker():
-    with pytest.raises(UserError, match="images/7: damaged"):
-        run("data.damaged=7", "loader.workers=2")
-
-
 def test_a_finished_run_is_not_resumed(reference, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(reference.folder.path.parents[1]))
     with pytest.raises(UserError, match="is finished"):
@@ -270,7 +218,7 @@ def test_a_finished_run_is_not_resumed(reference, monkeypatch):
 def test_an_evaluation_that_is_dear_is_held_less_often():
     long = ["train.length=20 epochs", "train.ema=null"]
     free = run(*long, "evaluations.val.every=4 steps")
-    kept = run(*long, "evaluations.val={every: 4 steps, budget: 10%}", "task.slow_score=0.4")
+    kept = run(*long, "evaluations.val={every: 4 steps, budget: 10%}", "task.slow_score=0.15")
     held = len(kept.series("val/accuracy"))
     assert len(free.series("val/accuracy")) == 20 and held < 20
     decisions = kept.events("gate")
@@ -429,6 +377,7 @@ def test_a_run_whose_best_is_a_score_of_the_average_hands_the_average_on():
     assert own[step] != averaged[step], "the two cannot be told apart here"
 
 
-def test_a_score_of_an_average_needs_an_average():
-    with pytest.raises(UserError, match=r"train\.ema is not set"):
-        run("best.metric=val/ema/accuracy", "train.ema=null")
+def test_an_evaluation_that_lost_a_sample_gives_no_score():
+    with pytest.raises(RuntimeError, match="36 samples were evaluated, the set has 37"):
+        run("data.lost_sample=true")
+    assert newest().info().status == "FAILED"

@@ -1,7 +1,6 @@
 """What the loop does in every update: the short ways come to the same bits as the long ones."""
 
 import contextlib
-import importlib
 import json
 import math
 import subprocess
@@ -180,27 +179,6 @@ def test_the_average_follows_parameters_and_buffers_that_are_replaced():
 
 
 # ---- The contests
-
-
-@pytest.fixture
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    for name in ("step", "contest"):
-        sys.modules.pop(name, None)
-
-
-def test_a_loop_by_hand_and_accelerates_end_with_the_same_weights(benchmarks, monkeypatch):
-    step, found = benchmarks("step"), []
-    monkeypatch.setattr(step, "STEPS", 220)
-    monkeypatch.setattr(step, "FIRST", 20)
-    for side in (step.bare, step.accelerate):
-        monkeypatch.setattr(step, "WATCH", step.Watch())
-        found.append(side(""))
-    assert found[0].proof == found[1].proof and min(sample.value for sample in found) > 0
-    monkeypatch.setattr(step, "RATE", 2e-3)
-    monkeypatch.setattr(step, "WATCH", step.Watch())
-    assert step.bare("").proof != found[0].proof
 
 
 @pytest.mark.slow

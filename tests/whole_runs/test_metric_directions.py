@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import math
-
 import pytest
 from runs import ROOT, Ran, newest, overrides, run, stop_after, stripes
 
 from trainkit.analysis import promote
-from trainkit.config import loader, metric_table
-from trainkit.config.loader import ConfigError
+from trainkit.config import metric_table
 from trainkit.config.schema import Promote
 from trainkit.experiments.launch import launch
-from trainkit.export.export import export
-from trainkit.inference import evaluate_run
-from trainkit.inference.predictor import Predictor
 from trainkit.tracking import resume
 from trainkit.tracking.store import Store
 from trainkit.training import best
@@ -86,14 +79,3 @@ def test_an_older_run_is_resumed_in_the_right_direction_and_says_so(older, capsy
     assert "best.mode of this run is max" in capsys.readouterr().out
     step, value = lowest(ran, since=done)
     assert value < highest and ran.last.state["best"][0] == {"value": value, "step": step, "weights": "model"}
-
-
-def test_weights_of_an_older_run_are_used_with_a_warning(older, tmp_path, caplog, capsys):
-    with caplog.at_level(logging.WARNING, "trainkit"):
-        Predictor.of_run(older.folder)
-    assert "but lower is better" in caplog.text
-    request = evaluate_run.request_for(older.folder.name, None, (), ())
-    assert math.isfinite(evaluate_run.evaluate(request, older.folder.name, log=False)["val/nll"])
-    assert export(older.folder.name, tmp_path / "out", formats=("safetensors",))
-    with pytest.raises(ConfigError, match=r"best\.mode"):
-        loader.load(older.folder.recipe)

@@ -96,7 +96,7 @@ def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, stre
 def test_accumulation_says_what_batch_norm_sees(streets, capsys):
     run(*words(streets, train="{length: 1 steps, batch_size: 4, micro_batch: 2}", evaluations="{}", best="null"),
         recipe=SEGMENT)  # fmt: skip
-    assert "batch norm sees the 2 samples of a micro-batch, not the 4 of a step" in capsys.readouterr().out
+    assert "batch norm sees 2 samples at once, not the 4 of a step" in capsys.readouterr().out
     run(*words(streets, train="{length: 1 steps, batch_size: 4, micro_batch: 2}", evaluations="{}", best="null",
                task__norm="{name: group, groups: 4}"), recipe=SEGMENT)  # fmt: skip
     assert "batch norm sees" not in capsys.readouterr().out

@@ -96,7 +96,8 @@ def read_tensors(path: Path | str, max_bytes: int = MAX_BYTES) -> dict[str, Tens
             elif start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= size:
                 tensors = _read_safetensors(path, where)
             else:
-                raise _unknown(file, where, size)
+                found = "is empty" if not size else "neither a safetensors nor a PyTorch file"
+                raise UserError(where, found, remedy=_RESAVE)
     except OSError as error:
         raise UserError(
             where, f"cannot be read ({error.strerror or error})", remedy="check the file and its permissions"
@@ -194,20 +195,6 @@ def _scan(pickle: BinaryIO, where: str) -> None:
             raise _damaged(where, f"table of contents cannot be read ({error})") from error
     if surplus:
         raise _refused(where, surplus)
-
-
-def _unknown(file: BinaryIO, where: str, size: int) -> UserError:
-    """Return the error for a file that is neither safetensors nor of PyTorch; for a pickle it names the calls."""
-    file.seek(0)
-    if size and file.read(1) in b"\x80(]}c":
-        file.seek(0)
-        try:
-            _scan(io.BytesIO(file.read(MAX_PICKLE_BYTES)), where)
-        except UserError as error:
-            if "needs" in error.found:
-                return error
-    found = "is empty" if not size else "neither a safetensors nor a PyTorch file"
-    return UserError(where, found, remedy=_RESAVE)
 
 
 def _refused(where: str, what: str) -> UserError:

@@ -1,7 +1,7 @@
 """Convert networks and optimizers to plain tensors by name and back, bit for bit.
 
-Names are those of the parameters without the wrappers of DDP, FSDP2 and torch.compile, and sharded tensors are
-gathered: a checkpoint saved on eight processes loads on one.
+Names are those of the bare network, and sharded tensors are gathered: a checkpoint saved on eight processes loads on
+one.
 """
 
 from __future__ import annotations
@@ -130,11 +130,6 @@ class Copies:
         tensors.clear()
 
 
-def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return parameters by their names in files, without the wrappers of DDP and torch.compile."""
-    return {_plain_name(name): parameter for name, parameter in _unwrapped(module).named_parameters()}
-
-
 def module_tensors(
     module: nn.Module, keep: bool = True, copies: Copies | None = None, learns: bool = True
 ) -> dict[str, Tensor]:
@@ -147,8 +142,8 @@ def module_tensors(
     if copies is None:
         tensors = {name: whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
     else:
-        named = _unwrapped(module).named_parameters(remove_duplicate=False)
-        trained = {_plain_name(name) for name, parameter in named if learns and parameter.requires_grad}
+        named = module.named_parameters(remove_duplicate=False)
+        trained = {name for name, parameter in named if learns and parameter.requires_grad}
         tensors = {
             name: (copies.promise if name in trained else copies.take)(tensor, keep)
             for name, tensor in _live_tensors(module).items()
@@ -258,30 +253,11 @@ def load_optimizer(
                 }
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
-    while True:
-        parallel = isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
-        inner = getattr(module, "module" if parallel else "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
-
-
-def _plain_name(name: str) -> str:
-    """Return a name without the parts that compiling a submodule puts into it."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
-
-
 def _live_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by plain name, sharing memory with the module."""
-    live: dict[str, Tensor] = {}
-    for name, value in _unwrapped(module).state_dict().items():
-        if not isinstance(value, Tensor) or name.endswith("_extra_state"):
-            continue  # extra state may be anything, pickles included, and is made anew by the layers that have it
-        if _plain_name(name) in live:
-            raise ValueError(f"two tensors of the network are called {_plain_name(name)}")
-        live[_plain_name(name)] = value
-    return live
+    """Return parameters and persistent buffers by name, sharing memory with the module."""
+    # Extra state may be anything, pickles included, and is made anew by the layers that have it.
+    state = module.state_dict().items()
+    return {name: t for name, t in state if isinstance(t, Tensor) and not name.endswith("_extra_state")}
 
 
 def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
@@ -307,22 +283,16 @@ def sharded_like(full: Tensor, like: Tensor) -> Tensor:
 
 
 def _bare_optimizer(optimizer: Optimizer) -> tuple[str, Optimizer]:
-    """Return a name for an optimizer, and the one that holds the state inside of Accelerate's and timm's wrappers."""
-    if isinstance(base := getattr(optimizer, "_base_optimizer", None), Optimizer):
-        kind, bare = _bare_optimizer(base)
-        return f"{type(optimizer).__name__}({kind})", bare
-    if isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-        return _bare_optimizer(inner)
-    return type(optimizer).__name__, optimizer
+    """Return a name for an optimizer, and the one that holds the state inside of timm's wrapper (Lookahead)."""
+    base = getattr(optimizer, "_base_optimizer", None)
+    if not isinstance(base, Optimizer):
+        return type(optimizer).__name__, optimizer
+    kind, bare = _bare_optimizer(base)
+    return f"{type(optimizer).__name__}({kind})", bare
 
 
 def _names_by_parameter(parameters: NamedParameters) -> dict[nn.Parameter, str]:
-    pairs = [(_plain_name(name), parameter) for name, parameter in dict(parameters).items()]
-    while pairs and all(name.startswith("module.") for name, _ in pairs):  # DDP's wrapper
-        pairs = [(name.removeprefix("module."), parameter) for name, parameter in pairs]
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("two parameters have one name")
-    return {parameter: name for name, parameter in pairs}
+    return {parameter: name for name, parameter in dict(parameters).items()}
 
 
 def _name_of(parameter: nn.Parameter, names: Mapping[nn.Parameter, str]) -> str:

@@ -55,7 +55,8 @@ from trainkit.checkpoint.verification import (
 )
 from trainkit.files import Json, sync_folder, through_no_link
 
-_ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-(\d+)-(\d+)-[0-9a-f]+")
+_ASIDE = re.compile(r"\.(?:tmp|trash)-\d+-[0-9a-f-]+")
+"""Names of folders that are written or deleted; earlier versions had more numbers in them."""
 _GROUP = re.compile(r"[a-z][a-z0-9_]*")
 _HEADROOM = 1.2
 _FREE = "free disk space; older checkpoints are intact"
@@ -335,19 +336,19 @@ def drop_after(folder: Path, step: int) -> list[Path]:
 
 
 def clean(folder: Path) -> list[Path]:
-    """Remove partial files of dead processes. Returns what was removed.
+    """Remove partial files. Returns what was removed.
 
-    Call it at the start of a run, with the lock held.
+    Call it with the lock of the run held: they are of processes that have died.
     """
-    folder, removed = Path(folder), []
+    removed = []
     for name in _listing(folder):
-        match, superseded = _ASIDE.fullmatch(name), False
+        superseded = False
         if name.endswith(".old") and STEP.fullmatch(name):
             target = folder / name.removesuffix(".old")
             with contextlib.suppress(OSError):
                 _put_back(target)
             superseded = os.path.lexists(folder / name) and not verify(target)
-        if (superseded or (match and not _alive(int(match[1]), int(match[2])))) and _discard(folder / name) is None:
+        if (superseded or _ASIDE.fullmatch(name)) and _discard(folder / name) is None:
             removed.append(folder / name)
     return removed
 
@@ -414,21 +415,5 @@ def _discard(path: Path) -> OSError | None:
 
 
 def _aside(folder: Path, kind: str, step: int) -> Path:
-    """Return a unique name with process id and start time, because ids are reused."""
-    return folder / f".{kind}-{step}-{os.getpid()}-{_started(os.getpid())}-{uuid.uuid4().hex[:12]}"
-
-
-def _started(pid: int) -> int:
-    """Return the second in which a process started; -1 when none of that id lives."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return -1 if process.status() == psutil.STATUS_ZOMBIE else int(process.create_time())
-    except (psutil.Error, ValueError, TypeError, OverflowError):
-        return -1
-
-
-def _alive(pid: int, started: int) -> bool:
-    # The start is counted from the boot time, which the clock's corrections may move by a second.
-    return (now := _started(pid)) >= 0 and abs(now - started) <= 2
+    """Return a unique name for what is written or deleted."""
+    return folder / f".{kind}-{step}-{uuid.uuid4().hex}"

@@ -352,8 +352,6 @@ speed/ceiling_share | - | higher | Throughput as a share of the lower of the two
 speed/mfu | - | higher | Model FLOPs utilization: share of the peak arithmetic of the device.
 speed/recompiles | - | lower | Recompilations of a compiled network since step 20.
 speed/graph_breaks | - | lower | Graph breaks of a compiled network since step 20.
-speed/forecast_s | s | none | Predicted duration of the rest of the training, made after 50 steps.
-speed/forecast_error | - | none | Relative error of that prediction; positive if it was too long.
 """),
     "Time on the device": _metrics("""
 device/<phase>_ms | ms | lower | Time of a step on the device, by phase; `step` is the whole step.

@@ -2,7 +2,7 @@
 
 `accelerate launch` hands its settings to the training as environment variables; some it drops, which are read from its
 command line. The recipe decides the arithmetic, so a setting of the launcher that the recipe does not share is refused:
-Accelerate would apply it, or drop it, in silence. `RULES` is the whole table.
+Accelerate would apply it, or drop it, in silence. docs/reference/launch-configs.md has all of them in a table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from trainkit.config.schema import Recipe
-from trainkit.config.units import samples_per_update
 from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
 
@@ -48,9 +47,8 @@ class Setting:
 def check(recipe: Recipe) -> None:
     """Compare the launcher's settings with a recipe. Raises UserError for the first that contradicts it."""
     try:
-        for rule in RULES:
-            if rule.refuse is not None:
-                rule.refuse(recipe)
+        for refuse in _CHECKS:
+            refuse(recipe)
     except UserError as error:
         error.told = os.environ.get("RANK", "0") != "0"
         if error.told and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -241,36 +239,16 @@ def _check_compile(recipe: Recipe) -> None:
     )
 
 
-def _check_accumulation(recipe: Recipe) -> None:
-    """Refuse what `--gradient_accumulation_steps` asks for, unless the recipe's batches give the same number.
-
-    The launcher hands it over for DeepSpeed alone; the variable, which users may set, would have Accelerate divide the
-    losses of fp16.
-    """
-    name = "gradient_accumulation_steps"
-    asked = launcher_option(f"--{name}") or os.environ.get(f"ACCELERATE_{name.upper()}", "1")
-    train, processes = recipe.train, asked_processes()
-    share = max(1, samples_per_update(train.batch_size, processes) // processes)
-    own = max(1, share // (train.micro_batch or share))
-    if asked not in ("1", "auto", str(own)):
-        raise UserError(
-            "launch",
-            f"{name} {asked:.80}, but recipe {recipe.name} has train.batch_size={train.batch_size} and "
-            f"train.micro_batch={train.micro_batch or 'null'}, which gives {own} on {processes} process(es)",
-            "only the batch sizes to set gradient accumulation",
-            f"remove {name} from the launch; to accumulate, set train.micro_batch",
-        )
-
-
-def _check_clipping(recipe: Recipe) -> None:
-    asked, own = launcher_option("--gradient_clipping"), recipe.optim.clip_norm
-    if asked is not None and (own is None or asked not in (str(own), f"{own:g}")):
-        raise UserError(
-            "launch",
-            f"gradient_clipping {asked:.80}, but recipe {recipe.name} has optim.clip_norm={recipe.optim.clip_norm}",
-            "only optim.clip_norm to set gradient clipping",
-            f"remove it from the launch; to clip, add optim.clip_norm={asked:.80}",
-        )
+def _refuse_dropped_options(recipe: Recipe) -> None:
+    """Refuse options that the launcher hands over for DeepSpeed alone, and drops else; the variable users may set."""
+    steps = "gradient_accumulation_steps"
+    asked = launcher_option(f"--{steps}") or os.environ.get(f"ACCELERATE_{steps.upper()}", "1")
+    for name, value, key in (
+        (steps, None if asked in ("1", "auto") else asked, "train.micro_batch"),
+        ("gradient_clipping", launcher_option("--gradient_clipping"), "optim.clip_norm"),
+    ):
+        if value is not None:
+            raise UserError("launch", f"{name} {value:.80}", f"only {key} to set it", "remove it from the launch")
 
 
 def _refuse_named_device(recipe: Recipe) -> None:
@@ -304,78 +282,14 @@ _ENGINES = {
     "USE_PARALLELISM_CONFIG": "a parallelism_config (tensor, context or sequence parallelism)",
 }
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A setting of the launcher, one of the recipe, and the result: a row in docs/reference/launch-configs.md."""
-
-    launcher: str
-    recipe: str
-    holds: str
-    refuse: Callable[[Recipe], None] | None = None
-    """Raises UserError for what the row refuses; None where nothing is, or what came up is looked at elsewhere."""
-
-
-RULES = (
-    Rule(
-        '`mixed_precision: "no"`, also the default of `accelerate launch`',
-        "any `train.precision`",
-        "the recipe's; with `auto` the device's",
-    ),
-    Rule("`mixed_precision: bf16`, `fp16`, `fp8`", "`train.precision: auto`, or the same", "the launcher's"),
-    Rule("`mixed_precision: bf16`, `fp16`, `fp8`", "another `train.precision`", "refused", _check_precision),
-    Rule(
-        "`mixed_precision: fp16` or `fp8`, or not set",
-        "`auto`, or the same: fp16 on a CPU; fp8 without a GPU or without torchao",
-        "refused",
-        _check_precision_of_device,
-    ),
-    Rule(
-        "`dynamo_backend: inductor` and a mode",
-        "`train.compile: auto`, or the same mode",
-        "the launcher's: compiled in place, by trainkit",
-    ),
-    Rule("`dynamo_backend: inductor` and a mode", "another `train.compile`, or `off`", "refused", _check_compile),
-    Rule(
-        "another `dynamo_backend`; or any with `dynamo_use_fullgraph`, `dynamo_use_dynamic`, "
-        "`dynamo_use_regional_compilation`",
-        "any `train.compile`",
-        "refused",
-        _check_compile,
-    ),
-    Rule(
-        "`gradient_accumulation_steps: 1`, also the default of `accelerate launch`",
-        "any `train.batch_size` and `train.micro_batch`",
-        "the recipe's: `batch_size` / (processes x `micro_batch`)",
-    ),
-    Rule("`gradient_accumulation_steps` above 1", "batch sizes that give the same number", "the recipe's"),
-    Rule("`gradient_accumulation_steps` above 1", "batch sizes that give another", "refused", _check_accumulation),
-    Rule("`gradient_clipping`", "another `optim.clip_norm`", "refused", _check_clipping),
-    Rule(
-        "`num_processes`",
-        "any `train.batch_size` that it divides, or that is smaller",
-        "that many processes, each with its part of every batch; refused if another number starts",
-    ),
-    Rule("`use_cpu: true`, `--cpu`", "any", "the CPU"),
-    Rule("no `use_cpu`", "any", "the GPU: CUDA, else MPS; the CPU where there is none"),
-    Rule("`ACCELERATE_TORCH_DEVICE`", "any", "refused", _refuse_named_device),
-    Rule(
-        "FSDP2 (`use_fsdp`, `fsdp_version: 2`)",
-        "any `train.ema` and `train.compile`, together too",
-        "sharded parameters and EMA weights; compiled in place",
-    ),
-    Rule(
-        "FSDP2 (`use_fsdp`, `fsdp_version: 2`)",
-        "`device.channels_last`, `optim.fused`",
-        "ignored: FSDP2 supports neither",
-    ),
-    Rule("`num_processes` above 1", "`train.on_oom: halve`", "refused", _refuse_halving_of_several),
-    Rule("FSDP1 (`use_fsdp` without `fsdp_version: 2`)", "any", "refused", _refuse_first_fsdp),
-    Rule(
-        "DeepSpeed, Megatron-LM, `parallelism_config`",
-        "any",
-        "refused: their state could not be resumed bit for bit. FSDP2 shards the same state",
-        _refuse_other_engines,
-    ),
+_CHECKS: tuple[Callable[[Recipe], None], ...] = (
+    _check_precision,
+    _check_precision_of_device,
+    _check_compile,
+    _refuse_dropped_options,
+    _refuse_named_device,
+    _refuse_halving_of_several,
+    _refuse_first_fsdp,
+    _refuse_other_engines,
 )
-"""What holds. Each contradiction is one sentence before anything starts."""
+"""Each contradiction is one sentence before anything starts."""

@@ -77,24 +77,6 @@ def check() -> None:
             "" if missing else f", or set {ALLOW}=1 to continue at your own risk"
         )
         raise UserError("installed packages", "; ".join(problems), remedy=remedy)
-    torch, vision = installed("torch"), installed("torchvision")
-    lines = metadata.requires("torchvision") or () if vision else ()
-    needed = next((needed for line in lines if (needed := _torch_of(line))), None)
-    if torch is None or needed is None:
-        return
-    rule, release = needed
-    present = (*_release(torch), 0, 0)[:2]
-    # They share compiled code: with another one even `accelerate launch --help` ends in a traceback. From 0.29 on
-    # torchvision is built against torch's stable interface and takes newer releases too: it asks for `>=`.
-    if present != release if rule != ">=" else present < release:
-        newer = " or newer" if rule == ">=" else ""
-        found = f"{vision}, which was built for torch {release[0]}.{release[1]}{newer}, with torch {torch}"
-        raise UserError(
-            "torchvision",
-            found,
-            "matching releases of torch and torchvision",
-            "pip install --upgrade torch torchvision",
-        )
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -104,9 +86,3 @@ def _release(version: str) -> tuple[int, ...]:
     while numbers and not numbers[-1]:
         numbers.pop()
     return tuple(numbers)
-
-
-def _torch_of(requirement: str) -> tuple[str, tuple[int, int]] | None:
-    """("==", (2, 14)) of torchvision's `torch==2.14.1`, (">=", (2, 14)) of `torch (>=2.14.0)`; None of another one."""
-    found = re.match(r"torch\s*\(?\s*([=>~]=)\s*(\d+)\.(\d+)", requirement)
-    return (found[1], (int(found[2]), int(found[3]))) if found else None

@@ -49,22 +49,6 @@ def interrupted_by_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def leave_no_log_folders() -> None:
-    """Remove the empty folders that torch's launcher of several processes has made for logs; it leaves them behind.
-
-    Each process removes its own, and the last of them those around it. One with a log (`--tee`, `--redirects`) stays,
-    and one that `--log_dir` names. A launcher that starts its processes once more makes them again. To be called first
-    of all, so that of a run that is killed none is left either.
-    """
-    own = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent
-    # torchelastic_.../<launch>/attempt_0/<rank>/error.json
-    around = own.parents[:3]
-    if len(around) == 3 and around[-1].name.startswith("torchelastic_"):
-        with contextlib.suppress(OSError):
-            for folder in (own, *around):
-                folder.rmdir()
-
-
 def check_variables() -> None:
     """Raise UserError for launcher variables that are not numbers or contradict each other."""
     found: dict[str, int | None] = {}
@@ -110,7 +94,6 @@ def program_words() -> list[str]:
     """
     given = sys.argv[1:]
     parent = _parent_arguments()
-    parent = parent[:-1] if parent[-1:] == [""] else parent
     launched = any("accelerate" in word or "torchrun" in word for word in parent[:4])
     for words in (parent if launched else [], sys.orig_argv):
         count = len(words) - len(given)
@@ -181,10 +164,6 @@ def leave(code: int, seconds: float = 5.0) -> NoReturn:
 
 
 def _parent_arguments() -> list[str]:
-    try:
-        return Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0")
-    except OSError:
-        pass
     import psutil
 
     try:

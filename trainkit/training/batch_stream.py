@@ -38,34 +38,22 @@ class BatchStream:
         self._runtime, self._logger, self._clock = runtime, logger, logger.clock
         self._cache, self._stop = cache, stop
         self._split: Split = data.train
-        self._outputs: teacher_cache.Outputs | None = None
+        self.complete = False
+        """Whether all cached outputs are there: training can begin."""
         self._damage: Damage | None = None  # a checkpoint may be due before anything was trained on
         self._read_from: Generator[Batch] | None = None
         self._stream: Iterator[Batch] = iter(())
-        self._checked = -1
 
     def open(self, resumed: bool) -> bool:
         """Find or compute cached teacher outputs. False: told to stop before all were computed."""
         self._clock.to("setup")
-        self._outputs = teacher_cache.outputs(
-            self._model.networks,
-            self._data.train,
-            self._runtime,
-            self._logger,
-            self._recipe.seed,
-            self._cache,
-            self._stop,
-        )
-        self._split = self._outputs.split
+        networks, runtime, logger = self._model.networks, self._runtime, self._logger
+        split = teacher_cache.outputs(networks, self._data.train, runtime, logger, self._cache, self._stop)
+        self.complete, self._split = split is not None, split or self._data.train
         self._damage = Damage.policy(self._recipe, self._data, self._split)
         if self._damage is not None and resumed:
-            self._damage.add(self._runtime.broadcast(self._logger.damaged()))
-        return self._outputs.whole
-
-    @property
-    def complete(self) -> bool:
-        """Return whether all cached outputs are there: training can begin."""
-        return self._outputs is not None and self._outputs.whole
+            self._damage.add(runtime.broadcast(logger.damaged()))
+        return self.complete
 
     def restart(self, plan: Plan, step: int) -> None:
         """Begin anew at the batches of `step`. Workers are forked at the next batch: nothing may be writing then."""
@@ -82,13 +70,6 @@ class BatchStream:
         batch = next(self._stream)
         self._clock.to("transfer")
         return self._split.on_device(self._runtime.to_device(batch))
-
-    def check_epoch(self, epoch: int) -> None:
-        """Compute some cached outputs again, at the beginning of an epoch. Raises UserError where they differ."""
-        if epoch != self._checked and self._outputs is not None:
-            self._clock.to("eval")
-            self._outputs.check(epoch)
-            self._checked = epoch
 
     def log_damage(self, step: int) -> None:
         """Log samples that were found damaged on any rank, and what was trained on in their place."""

@@ -8,14 +8,16 @@ import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from trainkit.config import diff, metric_table
+from trainkit.checkpoint import storage, verification
+from trainkit.config import metric_table
 from trainkit.config.metric_table import Declared
 from trainkit.config.schedule import Curve
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Columns, Scores
-from trainkit.tracking import journal
 from trainkit.training.state import Plateau, TrainState
+
+_log = logging.getLogger("trainkit")
 
 
 def refuse_unmeasured(recipe: Recipe, evaluation: str, metrics: Collection[str]) -> None:
@@ -102,38 +104,12 @@ def _better(value: float, than: float, lower: bool, by: float = 0.0) -> bool:
     return math.isfinite(value) and (value < than - by if lower else value > than + by)
 
 
-def _better_evaluation(run: Path, chosen: float) -> str:
-    """Return a sentence where an older version chose a run's best by the wrong direction; empty where it did not."""
-    try:
-        rule = diff.read(run / "recipe.yaml").get("best")
-    except UserError:
-        return ""
-    metric, mode = (str(rule.get("metric")), rule.get("mode")) if isinstance(rule, dict) else ("", None)
-    if metric_table.mode(metric) in (None, mode) or not (run / "journal.jsonl").is_file():
-        return ""
-    lower = metric_table.is_lower(metric)
-    points = [one for one in journal.read(run / "journal.jsonl").metrics.get(metric, ()) if math.isfinite(one.value)]
-    best = (min if lower else max)(points, key=lambda point: point.value, default=None)
-    if best is None or not _better(best.value, chosen, lower):
-        return ""
-    word = "lower" if lower else "higher"
-    return (
-        f"the best weights of {run.name} have {metric} {chosen:.4g}, but {word} is better: it was {best.value:.4g} at "
-        f"step {best.step}. An older version chose them; train again for better ones"
-    )
-
-
-_log = logging.getLogger("trainkit")
-
-
 def best_weights(run: Path) -> Path:
     """Return the weights of a run's best checkpoint, or of its last if no evaluation selected a best.
 
     These are the EMA weights if the recipe's best metric is evaluated on them. Files are verified first: if the best
     checkpoint is damaged or missing, a warning names the checkpoint used instead.
     """
-    from trainkit.checkpoint import storage, verification
-
     newest, refused = storage.newest_valid(run / "checkpoints")
     if newest is None:
         why = f": {refused[0]}" if refused else ""
@@ -145,8 +121,6 @@ def best_weights(run: Path) -> Path:
         raise UserError(str(newest / storage.STATE), f"weights {few(strange)}"[:200], "model or ema")
     for record in best:
         file = run / "checkpoints" / f"step-{record['step']:09d}" / f"{record.get('weights', 'model')}.safetensors"
-        if better := _better_evaluation(run, record["value"]):
-            _log.warning(better)
         try:
             if not file.parent.is_dir():
                 raise UserError(str(file.parent), "is missing")  # it could not be written, or was deleted

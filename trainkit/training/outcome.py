@@ -46,7 +46,7 @@ def summarize(
     if status == "FINISHED":
         logger.tracker.log(state.step, {f"final/{key}": value for key, value in state.final.items()})
     clock.to("log")
-    verdict = monitor.close(state.step)
+    verdict = monitor.close()
     return Outcome(
         status,
         state.step,

@@ -142,11 +142,10 @@ def divided(recipe: Recipe, data: Dataset, world: int) -> tuple[int, int]:
                 f"try train.batch_size={ways}",
             )
         return world, 1
-    norm, least = batch_norm(recipe), batch_norm_least(recipe)
     for active in range(min(batch, world), 1, -1):
         # What processes normalise together must have each sample equally often.
-        whole = batch % active == 0 and (norm != "sync" or world % active == 0)
-        if whole and (norm is None or _seen(norm, batch // active, active) >= least):
+        whole = batch % active == 0 and (batch_norm(recipe) != "sync" or world % active == 0)
+        if whole and _lacking(recipe, batch // active, active) is None:
             return active, 1
     return 1, 1
 
@@ -203,15 +202,22 @@ def batch_norm(recipe: Recipe) -> Literal["batch", "sync"] | None:
     return recipe.task.batch_norm if isinstance(recipe.task, NormalisesBatch) else None
 
 
-def batch_norm_least(recipe: Recipe) -> int:
-    """Return the least number of samples that batch norms need; 1 if unknown."""
-    return recipe.task.batch_norm_least if isinstance(recipe.task, NormalisesBatch) else 1
+def _normalised(recipe: Recipe, micro: int, world: int) -> int | None:
+    """Return over how many samples batch norms normalise; None without batch norm, or if unknown."""
+    norm = batch_norm(recipe)
+    return None if norm is None else micro * (world if norm == "sync" else 1)
+
+
+def _lacking(recipe: Recipe, micro: int, world: int) -> int | None:
+    """Return the number of samples that batch norms of the built network need, if they would see fewer; else None."""
+    seen = _normalised(recipe, micro, world)
+    least = recipe.task.batch_norm_least if isinstance(recipe.task, NormalisesBatch) else 1
+    return least if seen is not None and seen < least else None
 
 
 def refuse_few(recipe: Recipe, micro: int, batch: int, world: int) -> None:
     """Raise UserError if batch norm would see fewer samples at once than the built network needs."""
-    norm = batch_norm(recipe)
-    if norm is not None and _seen(norm, micro, world) < (least := batch_norm_least(recipe)):
+    if (least := _lacking(recipe, micro, world)) is not None:
         raise UserError(
             "train.micro_batch",
             f"{micro}, but batch norm needs {least} samples at once",
@@ -283,10 +289,10 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
         shared = f"{plan.parts} processes share each block of {plan.micro_batch * plan.parts}"
         seen_by = f"batch norm, if any, sees the {number_of(plan.micro_batch, 'samples')} of its process"
         lines.append(("Blocks", f"{shared}: samples are compared across processes; {seen_by}"))
-    seen = batch_norm(recipe)
-    if seen is not None and _seen(seen, plan.micro_batch, plan.active) < plan.batch_size:
-        lines.append(("Warning", _statistics(plan, seen)))
-    lines += [("Warning", text) for text in _without_effect(recipe, plan)]
+    seen = _normalised(recipe, plan.micro_batch, plan.active)
+    if seen is not None and seen < plan.batch_size:
+        found = f"batch norm sees {number_of(seen, 'samples')} at once, not the {plan.batch_size} of a step"
+        lines.append(("Warning", f"{found}; more: train.micro_batch, norm: sync; as many in any case: norm: group"))
     lines += [("LR", text) for text in _rates(recipe, plan)]
     lines += [
         ("Evaluation", _evaluation(name, e, plan, splits[name].size, seconds.get(name, 0.0)))
@@ -296,16 +302,6 @@ def describe(recipe: Recipe, plan: Plan, splits: Mapping[str, Split], seconds: M
     limit = f"; a killed run loses at most {saves.lose_at_most}" if saves.lose_at_most else ""
     lines.append(("Checkpoint", f"{f'every {saves.every}' if saves.every else 'at the end'}{limit}"))
     return "\n".join(plan_line(key, text) for key, text in lines)
-
-
-def _without_effect(recipe: Recipe, plan: Plan) -> Iterator[str]:
-    """Yield a sentence for early stopping and a plateau that no evaluation before the last step can bring about."""
-    for key, metric in recipe.named_metrics():
-        every = recipe.evaluations[name := metric.partition("/")[0]].every
-        if key not in ("stop_when.metric", "train.schedule.metric") or every is None or every.timed:
-            continue
-        if every.steps(plan.steps_per_epoch, plan.batch_size) >= plan.steps:
-            yield f"{key} has no effect: evaluations.{name} runs every {every}, not before the last step"
 
 
 def plan_line(key: str, text: str) -> str:
@@ -336,38 +332,17 @@ def _evaluation(name: str, e: Evaluation, plan: Plan, size: int, cost: float) ->
     return f"{name}: {', '.join(when) or 'never'}{limit}; {number_of(size, 'samples')}{total}"
 
 
-def _times(e: Evaluation | Checkpoints, plan: Plan, done: int = 0) -> int:
-    """How often an evaluation is run, or a checkpoint written, after `done` steps; by the clock: not counted."""
+def _times(e: Evaluation | Checkpoints, plan: Plan) -> int:
+    """Return how often an evaluation is run, or a checkpoint written; by the clock: only at the end."""
     if e.every is None or e.every.timed:
         return int(e.at_end)
     length = e.every.steps(plan.steps_per_epoch, plan.batch_size)
-    return plan.steps // length - done // length + (e.at_end and plan.steps % length != 0)
+    return plan.steps // length + (e.at_end and plan.steps % length != 0)
 
 
-def to_come(recipe: Recipe, plan: Plan, done: int = 0) -> tuple[dict[str, int], int]:
-    """Return how often each evaluation will run, and how many checkpoints will be written, after `done` steps.
+def to_come(recipe: Recipe, plan: Plan) -> tuple[dict[str, int], int]:
+    """Return how often each evaluation will run, and how many checkpoints will be written.
 
     If the schedule depends on the clock, only the event at the end counts, because the number of others is unknown.
     """
-    held = {name: _times(e, plan, done) for name, e in recipe.evaluations.items()}
-    return held, _times(recipe.checkpoints, plan, done)
-
-
-def _seen(norm: str, micro_batch: int, world: int) -> int:
-    """Of how many samples batch norm, `batch` or `sync`, takes its statistics."""
-    return micro_batch * (world if norm == "sync" else 1)
-
-
-def _statistics(plan: Plan, seen: str) -> str:
-    """Of how many samples batch norm takes its statistics, where that is not the batch."""
-    many = _seen(seen, plan.micro_batch, plan.active)
-    whose = "of a micro-batch on all processes" if seen == "sync" else "of a micro-batch"
-    others = ["norm: group does not depend on the batch"]
-    if plan.world > 1 and seen != "sync":
-        others.insert(0, "norm: sync uses the samples of all processes")
-    if plan.accumulation > 1:
-        others.insert(0, "a larger train.micro_batch uses more samples")
-    return (
-        f"batch norm sees the {number_of(many, 'samples')} {whose}, not the {plan.batch_size} of a step: "
-        f"the result differs from one batch of {plan.batch_size} ({'; '.join(others)})"
-    )
+    return {name: _times(e, plan) for name, e in recipe.evaluations.items()}, _times(recipe.checkpoints, plan)

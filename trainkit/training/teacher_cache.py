@@ -10,8 +10,8 @@ store, are kept in half precision in the store and shared by later runs:
     <store>/outputs/.<key>.partial-*/   the same while it is computed; an interrupted computation is continued
 
 The key is a hash of the data's digest, the network's weights and structure, the precision and the preprocessing. At
-every start the file is hashed and some samples are recomputed; damaged or wrong outputs are replaced. Each epoch
-recomputes a random thousandth from its own images; the run ends if they differ.
+every start the file is hashed, and some samples are recomputed as an epoch draws them: damaged or wrong outputs are
+computed again, and the run ends if these differ, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trainkit import rng
 from trainkit.data.loader import stream
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import Form, Layout, Part, is_count, is_list, is_packed
@@ -52,10 +51,8 @@ BATCH = 64
 processes."""
 BLOCK = 2048
 """Samples that are written and hashed together; an interruption costs what was computed since the last."""
-SHARE = 1e-3
-"""Share of the samples that is computed again in every epoch."""
-LEAST = 8
-"""Samples that are computed again at least."""
+CHECKED = 16
+"""Samples that are computed again at every start."""
 ROUNDING = 1e-3
 """Largest error of an output in half precision, as a share of its length; fp16 makes 3e-4 of numbers that it holds."""
 TOLERANCE = {"no": 2e-3}
@@ -64,8 +61,6 @@ LOOSE = 5e-2
 """The same in bf16, fp16 and TF32, where kernels for other batch sizes round elsewhere: in an iResNet-50 bf16 itself is
 3e-2 from float32. Another face is off by more than its length."""
 _FORMAT = "trainkit outputs"
-_BEFORE = "outputs.npy"
-"""The file in which an earlier version kept a table."""
 _SAID_EVERY, _WAIT = 30.0, 2.0
 _REMEDY = "make room, name another store in TRAINKIT_STORE, or let the network run in every step"
 
@@ -87,60 +82,35 @@ class StoredOutputs(Rows):
         return torch.from_numpy(self.arrays("output", index.numpy())[np.arange(len(index)), view.numpy()])
 
 
-@dataclass
-class Outputs:
-    """A training split whose batches carry the cached outputs of their samples."""
-
-    split: Split
-    whole: bool = True
-    """False where the run was told to stop before all were computed."""
-    check: Callable[[int], None] = lambda epoch: None
-    """Compute some of what an epoch will use again. Raises UserError, on every rank, where it does not agree."""
-
-
 def outputs(
     networks: Networks,
     split: Split,
     runtime: Runtime,
     logger: RunLogger,
-    seed: int,
     store: Path | None,
     stopping: Callable[[], bool],
-) -> Outputs:
-    """Find or compute the outputs of `networks.cached` for a split. Every rank takes part.
+) -> Split | None:
+    """Return a split whose batches carry the outputs of `networks.cached`; None if told to stop before all were made.
 
-    `store` is the shared folder of caches; None, for tools that only measure speed: nothing is stored, and one output
-    stands for all that do not fit into memory. Raises UserError as `refuse_uncountable`, and for outputs that do not
-    fit half precision or cannot be written.
+    Every rank takes part. `store` is the shared folder of caches; None, for tools that only measure speed: nothing is
+    stored, and one output stands for all that do not fit into memory. Raises UserError as `refuse_uncountable`, and for
+    outputs that do not fit half precision, cannot be written, or are others when they are computed again.
     """
     tables: dict[str, Tensor | StoredOutputs] = {}
-    stored: dict[str, StoredOutputs] = {}
-    sources: dict[str, _Source] = {}
     refuse_uncountable(networks, split)
     for name, module in networks.cached.items():
         source = _Source(name, module, split, runtime)
         if source.bytes <= IN_MEMORY and not (networks.cache_on_disk and store):
-            tables[name] = tabulate(source)
+            table = tabulate(source)
         elif store is None:  # where only speeds are measured, nobody waits hours for a table
             logger.say(f"{name}: the first output stands for all {split.size:,} samples; only speed is measured")
-            tables[name] = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
-        elif (table := _stored(source, store, logger, stopping)) is None:
-            return Outputs(split, whole=False)
+            table = source.first[None].expand(split.size, split.views, *source.first.shape[1:])
         else:
-            tables[name], stored[name], sources[name] = table, table, source
-
-    def check(epoch: int) -> None:
-        drawn = rng.words(seed, "outputs", epoch, np.arange(max(LEAST, round(SHARE * split.size))))
-        rows = (drawn % np.uint64(split.size)).astype(np.int64)
-        for name, source in sources.items():
-            if wrong := source.disagreement(stored[name], rows, epoch):
-                remedy = "does the augmentation change more than it counts? Remove the folder to have it computed again"
-                error = UserError(str(stored[name].path), wrong, f"{source.tolerance:g} at most", remedy)
-                error.told = not runtime.main
-                raise error
-
-    carrying = _Carrying(split, tables, images=not networks.cached_alone) if tables else split
-    return Outputs(carrying, check=check if sources else Outputs.check)
+            table = _stored(source, store, logger, stopping)
+        if table is None:
+            return None
+        tables[name] = table
+    return _Carrying(split, tables, images=not networks.cached_alone) if tables else split
 
 
 def refuse_uncountable(networks: Networks, split: Split) -> None:
@@ -160,8 +130,7 @@ def of_evaluation(networks: Networks, split: Split, runtime: Runtime) -> Split:
     sources = {name: _Source(name, module, split, runtime) for name, module in networks.cached.items()}
     if any(source.bytes > IN_MEMORY for source in sources.values()):
         return split
-    tables = {name: tabulate(source) for name, source in sources.items()}
-    return _Carrying(split, tables, images=False)
+    return _Carrying(split, {name: tabulate(source) for name, source in sources.items()}, images=False)
 
 
 @dataclass(frozen=True)
@@ -186,18 +155,15 @@ def forecast(networks: Networks, split: Split, runtime: Runtime, store: Path) ->
     for name, module in networks.cached.items() if split.views else ():
         source = _Source(name, module, split, runtime)
         stored = networks.cache_on_disk or source.bytes > IN_MEMORY
-        seconds, size = 0.0, source.batch
+        seconds, took = 0.0, list[float]()
         if not (stored and runtime.on_main(lambda s=source: is_packed(store / s.key))):
-            took = []
             for number in range(3):
                 began = time.perf_counter()
-                source._forward(source._fetched((np.arange(size) + number * size) % split.size, view=0)["image"])
+                source.forward((np.arange(source.batch) + number * source.batch) % split.size, view=0)
                 runtime.synchronize()
                 took.append(time.perf_counter() - began)
-            batches = -(-split.size // (size * runtime.world)) * split.views
-            seconds = max(runtime.all_gather(float(np.mean(took[1:])))) * batches
-        written = source.bytes // 2 if stored and seconds else 0
-        found.append(Building(name, split.size, split.views, seconds, written))
+            seconds = max(runtime.all_gather(float(np.mean(took[1:])))) * source.batches
+        found.append(Building(name, split.size, split.views, seconds, source.bytes // 2 if stored and seconds else 0))
     return found
 
 
@@ -208,7 +174,7 @@ def tabulate(source: _Source) -> Tensor:
     """
     with source.compiled():
         values = source.block(0, source.split.size)
-    return torch.from_numpy(values).to(source.runtime.device).unflatten(0, (-1, source.split.views))
+    return torch.from_numpy(values).to(source.runtime.device)
 
 
 class _Carrying(SplitView):
@@ -255,21 +221,26 @@ class _Source:
     runtime: Runtime
     first: Tensor = field(init=False)
     """Output for the first sample, float32 (1, ...), on the device."""
-    shape: tuple[int, ...] = field(init=False)
-    """(samples x views, ...) of the table."""
 
     def __post_init__(self) -> None:
         self.run: Callable[[Tensor], Tensor] = self.module  # compiled for the table alone: checks have other shapes
-        self.first = self._forward(self._fetched(np.zeros(1, np.int64), view=0)["image"])
+        _, self.first = self.forward(np.zeros(1, np.int64), view=0)
         self.shape = (self.split.size * self.split.views, *self.first.shape[1:])
+        """(samples x views, ...) of the table."""
+        self.bytes = 4 * int(np.prod(self.shape, dtype=np.int64))
+        """Size of the table in float32."""
+        self.batch = min(BATCH, self.split.at_once or BATCH, self.split.size)
+        """Samples of one forward: the last ones are padded to it."""
+        self.batches = -(-self.split.size // (self.batch * self.runtime.world)) * self.split.views
         self.tf32 = self.runtime.device.type == "cuda" and torch.backends.cudnn.allow_tf32
+        self.tolerance = LOOSE if self.tf32 else TOLERANCE.get(self.runtime.precision, LOOSE)
+        """Largest difference between two outputs of an image, as a share of their length."""
 
     @functools.cached_property
     def about(self) -> dict[str, Json]:
         """All that an output hangs on."""
         split, runtime, state = self.split, self.runtime, self.module.state_dict()
-        rows = np.linspace(0, split.size - 1, min(4, split.size)).astype(np.int64)
-        seen = [self._fetched(rows, view=view)["image"] for view in range(split.views)]
+        seen = [self._fetched(_spread(split, 4), view=view)["image"] for view in range(split.views)]
         return {
             "data": split.digest,
             "samples": split.size,
@@ -288,16 +259,6 @@ class _Source:
         about = {**self.about, "format": _FORMAT, "version": 1, "block": BLOCK}
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
-    @property
-    def bytes(self) -> int:
-        """Size of the table in float32."""
-        return 4 * int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def tolerance(self) -> float:
-        """Largest difference between two outputs of an image, as a share of their length."""
-        return LOOSE if self.tf32 else TOLERANCE.get(self.runtime.precision, LOOSE)
-
     def _fetched(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> Batch:
         batch = self.split.fetch(rows, epoch, view)
         if self.runtime.device.type == "cuda":  # the next is read while the device works on this one
@@ -305,56 +266,53 @@ class _Source:
         return self.split.on_device(self.runtime.to_device(batch))
 
     @torch.no_grad()
-    def _forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, rows: np.ndarray, view: int | None = None, epoch: int = 0) -> tuple[Batch, Tensor]:
+        """Return samples in a view, or as an epoch draws them, and their outputs, float32, on the device."""
+        batch = self._fetched(rows, view, epoch)
         self.runtime.begin_batch()
         with self.runtime.accelerator.autocast():
-            return self.run(pictures).float()
-
-    @property
-    def batch(self) -> int:
-        """Samples of one forward: the last ones are padded to it."""
-        return min(BATCH, self.split.at_once or BATCH, self.split.size)
+            return batch, self.run(batch["image"]).float()
 
     @contextlib.contextmanager
     def compiled(self) -> Iterator[None]:
         """Have the network compiled for a whole table: the last batch is padded, so that there is one shape."""
-        batches = -(-self.split.size // (self.batch * self.runtime.world)) * self.split.views
-        self.run = self.runtime.compiled(self.module, batches)
+        self.run = self.runtime.compiled(self.module, self.batches)
         try:
             yield
         finally:
             self.run = self.module
 
-    def block(self, first: int, last: int, proceed: Callable[[], None] = lambda: None) -> np.ndarray:
-        """Outputs of samples, float32 (samples x views, ...), on every rank; before each batch `proceed` is called."""
+    def block(self, first: int, last: int, stopping: Callable[[], bool] = lambda: False) -> np.ndarray:
+        """Return outputs of samples, float32 (samples, views, ...), on every rank.
+
+        Raises _ToldToStop if any rank is to stop before one of the batches.
+        """
         split, runtime = self.split, self.runtime
         out: list[Batch] = []
-        size = self.batch
-        for begin in range(first, last, size * runtime.world):
-            proceed()
-            rows = np.minimum(np.arange(size) + begin + size * runtime.rank, last - 1)
+        for begin in range(first, last, self.batch * runtime.world):
+            if runtime.any_async(stopping())():
+                raise _ToldToStop
+            rows = np.minimum(np.arange(self.batch) + begin + self.batch * runtime.rank, last - 1)
             for view in range(split.views):
-                batch = self._fetched(rows, view)
-                place = (batch["index"] - first) * split.views + view
-                out.append({"place": place, "value": self._forward(batch["image"])})
+                batch, value = self.forward(rows, view)
+                out.append({"place": (batch["index"] - first) * split.views + view, "value": value})
         gathered = {key: runtime.gather(value).cpu().numpy() for key, value in stream.stack(out).items()}
         values = np.empty(((last - first) * split.views, *self.shape[1:]), np.float32)
         values[gathered["place"]] = gathered["value"]
-        return values
+        return values.reshape(last - first, split.views, *self.shape[1:])
 
-    def disagreement(self, table: StoredOutputs, rows: np.ndarray, epoch: int) -> str:
+    def disagreement(self, table: StoredOutputs) -> str:
         """Name a sample, as an epoch draws it, with another output than the one kept; empty where there is none.
 
         Ranks share the work, and all get the answer.
         """
         worst = (0.0, 0, 0)
-        mine = rows[self.runtime.rank :: self.runtime.world]
-        for begin in range(0, len(mine), BATCH):
-            batch = self._fetched(mine[begin : begin + BATCH], epoch=epoch)
-            kept = table.rows(batch["index"].cpu(), batch["view"].cpu()).float().numpy()
-            values = self._forward(batch["image"]).cpu().numpy()
-            off, length = _lengths(values - kept), _lengths(values)
-            share = np.nan_to_num(off / np.maximum(length, np.finfo(np.float32).tiny), nan=np.inf)
+        rows = _spread(self.split, CHECKED)[self.runtime.rank :: self.runtime.world]
+        for begin in range(0, len(rows), self.batch):
+            batch, output = self.forward(rows[begin : begin + self.batch], epoch=1)
+            values, kept = output.cpu().numpy(), table.rows(batch["index"].cpu(), batch["view"].cpu()).float().numpy()
+            share = _lengths(values - kept) / np.maximum(_lengths(values), np.finfo(np.float32).tiny)
+            share = np.nan_to_num(share, nan=np.inf)
             at = int(share.argmax())
             worst = max(worst, (float(share[at]), int(batch["index"][at]), int(batch["view"][at])))
         share, sample, view = max(self.runtime.all_gather(worst))
@@ -363,117 +321,111 @@ class _Source:
         return f"the output of {self.name} for sample {sample} in view {view} is off by {share:.2g} of its length"
 
 
+class _ToldToStop(Exception):
+    """The run was told to stop while outputs were computed."""
+
+
 def _stored(source: _Source, store: Path, logger: RunLogger, stopping: Callable[[], bool]) -> StoredOutputs | None:
     """The table of a source in the store, found or computed; None: the run was told to stop before it was whole."""
     runtime = source.runtime
     folder = store / runtime.on_main(lambda: source.key)
-    few = np.linspace(0, source.split.size - 1, min(LEAST, source.split.size)).astype(np.int64)
-
-    def sound() -> str:
-        reason = runtime.on_main(lambda: _damage(folder, source.about))
-        if not reason and all(runtime.all_gather(is_packed(folder))):
-            reason = source.disagreement(StoredOutputs(folder), few, 0)
-        return reason
-
-    began, reason = time.monotonic(), sound()
+    began, reason = time.monotonic(), _unusable(source, folder)
     if not reason:
-        took = time.monotonic() - began
-        logger.say(
-            f"{source.name}: its outputs are from {folder} ({source.bytes / 2e6:,.1f} MB, hashed in {took:.1f} s)"
-        )
-    else:
-        lock = filelock.FileLock(store / f".{folder.name}.lock")
-        waits = False
-        while not runtime.on_main(lambda: _locked(lock)):
-            if not waits:
-                logger.say(f"{source.name}: another run computes its outputs; waiting for it")
-            waits = True
-            if runtime.any_async(stopping())():
-                return None
-        try:
-            reason = sound()  # another run may have computed them meanwhile
-            if reason and not _compute(source, folder, reason, logger, stopping):
-                return None
-        finally:
-            lock.release()
-    if not all(runtime.all_gather(is_packed(folder))):
-        found = "not seen by every process"
-        raise UserError(str(folder), found, "a store that all machines share", "name one in TRAINKIT_STORE")
+        took = f"{source.bytes / 2e6:,.1f} MB, hashed in {time.monotonic() - began:.1f} s"
+        logger.say(f"{source.name}: its outputs are from {folder} ({took})")
+        return StoredOutputs(folder)
+    lock = filelock.FileLock(store / f".{folder.name}.lock")
+    waits = False
+    while not runtime.on_main(lambda: _locked(lock)):
+        if not waits:
+            logger.say(f"{source.name}: another run computes its outputs; waiting for it")
+        waits = True
+        if runtime.any_async(stopping())():
+            return None
+    try:
+        if reason := _unusable(source, folder):  # another run may have computed them meanwhile
+            _compute(source, folder, reason, logger, stopping)
+            if wrong := _disagreement(source, folder):
+                remedy = "does the augmentation change more than it counts? Let the network run in every step"
+                error = UserError(str(folder), wrong, f"{source.tolerance:g} at most", remedy)
+                error.told = not runtime.main
+                raise error
+    except _ToldToStop:
+        return None
+    finally:
+        lock.release()
     return StoredOutputs(folder)
 
 
-def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stopping: Callable[[], bool]) -> bool:
-    """Compute a table block by block and give it its name; False: the run was told to stop."""
-    runtime, split = source.runtime, source.split
+def _unusable(source: _Source, folder: Path) -> str:
+    """Return, on every rank, why outputs in the store cannot be used, in words; empty where they can."""
+    return source.runtime.on_main(lambda: _damage(folder, source.about)) or _disagreement(source, folder)
+
+
+def _disagreement(source: _Source, folder: Path) -> str:
+    if not all(source.runtime.all_gather(is_packed(folder))):
+        found = "not seen by every process"
+        raise UserError(str(folder), found, "a store that all machines share", "name one in TRAINKIT_STORE")
+    return source.disagreement(StoredOutputs(folder))
+
+
+def _damage(folder: Path, about: Mapping[str, Json]) -> str:
+    if not folder.exists():
+        return "none are stored"
+    try:
+        found = StoredOutputs(folder)
+        if any(found.manifest.get(key) != about[key] for key in about):
+            return "the stored outputs are of another teacher, data or setting"
+        return "the stored outputs are damaged" if found.changed() else ""
+    except UserError as error:
+        return f"the stored outputs cannot be used: {error.found}"
+
+
+def _compute(source: _Source, folder: Path, reason: str, logger: RunLogger, stopping: Callable[[], bool]) -> None:
+    """Compute a table block by block and give it its name. Raises _ToldToStop."""
+    runtime, split, megabytes = source.runtime, source.split, source.bytes / 2e6
     with contextlib.ExitStack() as writing:
         writers: list[Writer] = []  # on the main process alone
 
         def begin() -> int:
-            _halved(source.first.cpu().numpy(), 0, source)  # before hours are spent
-            for unusable in (folder, folder.with_name(f".{folder.name}")):  # the latter an earlier version left
-                shutil.rmtree(unusable, ignore_errors=True)
+            _halved(source.first[None].cpu().numpy(), 0, source)  # before hours are spent
+            shutil.rmtree(folder, ignore_errors=True)
             layout = StoredOutputs.layout(source.about)
             writer = writing.enter_context(Writer(folder, layout, key=source.key, batch_rows=BLOCK, keep=True))
-            missing = source.bytes // 2 * (split.size - writer.rows) // split.size
-            if (free := shutil.disk_usage(writer.folder).free) < missing:
-                raise UserError(str(folder), f"{free / 1e6:,.1f} MB free", f"{missing / 1e6:,.1f} MB", _REMEDY)
+            missing = megabytes * (split.size - writer.rows) / split.size
+            if (free := shutil.disk_usage(writer.folder).free / 1e6) < missing:
+                raise UserError(str(folder), f"{free:,.1f} MB free", f"{missing:,.1f} MB", _REMEDY)
             writers.append(writer)
             return writer.rows
 
         def write(first: int, values: np.ndarray) -> None:
-            half = _halved(values, first * split.views, source)
-            for sample in half.reshape(-1, split.views, *source.shape[1:]):
+            for sample in _halved(values, first, source):
                 writers[0].add({"output": sample})
 
         done = runtime.on_main(begin)
         begun = f"; {done:,} are there" if done else ""
         what = f"outputs for {split.size:,} samples in {split.views} views are computed once, into {folder}"
-        logger.say(f"{source.name}: {what} ({source.bytes / 2e6:,.1f} MB; {reason}{begun})")
-        try:
-            _write_blocks(source, done, write, logger, stopping)
-        except _ToldToStop:
-            return False
+        logger.say(f"{source.name}: {what} ({megabytes:,.1f} MB; {reason}{begun})")
+        began = said = time.monotonic()
+        with source.compiled():
+            for first in range(done, split.size, BLOCK):
+                last = min(first + BLOCK, split.size)
+                values = source.block(first, last, stopping)
+                runtime.on_main(lambda first=first, values=values: write(first, values))
+                if (now := time.monotonic()) - said > _SAID_EVERY:
+                    said, left = now, (now - began) / (last - done) * (split.size - last)
+                    logger.say(f"{source.name}: {last:,} of {split.size:,} samples, {left / 60:.0f} min left")
         runtime.on_main(lambda: writers[0].publish(StoredOutputs, source.about))
-    return True
-
-
-class _ToldToStop(Exception):
-    """The run was told to stop while outputs were computed."""
-
-
-def _write_blocks(
-    source: _Source,
-    done: int,
-    write: Callable[[int, np.ndarray], None],
-    logger: RunLogger,
-    stopping: Callable[[], bool],
-) -> None:
-    """Compute the outputs of the samples from `done` on, and have the main process write them. Raises _ToldToStop."""
-    runtime, size = source.runtime, source.split.size
-
-    def proceed() -> None:
-        if runtime.any_async(stopping())():
-            raise _ToldToStop
-
-    began, said = time.monotonic(), time.monotonic()
-    with source.compiled():
-        for first in range(done, size, BLOCK):
-            there = min(first + BLOCK, size)
-            values = source.block(first, there, proceed)
-            runtime.on_main(lambda first=first, values=values: write(first, values))
-            if (now := time.monotonic()) - said > _SAID_EVERY:
-                said, left = now, (now - began) / (there - done) * (size - there)
-                logger.say(f"{source.name}: {there:,} of {size:,} samples, {left / 60:.0f} min left")
 
 
 def _halved(values: np.ndarray, first: int, source: _Source) -> np.ndarray:
-    """Outputs in half precision. Raises UserError for the first that it does not hold."""
+    """Return outputs (samples, views, ...) in half precision. Raises UserError for the first that it does not hold."""
     with np.errstate(over="ignore", invalid="ignore"):
         half = values.astype(np.float16)
-        off = _lengths(half.astype(np.float32) - values)
-        wrong = ~(off <= ROUNDING * _lengths(values))
+        flat, rounded = (one.reshape(-1, *source.shape[1:]) for one in (values, half.astype(np.float32)))
+        wrong = ~(_lengths(rounded - flat) <= ROUNDING * _lengths(flat))
     if wrong.any():
-        sample, view = divmod(first + int(wrong.argmax()), source.split.views)
+        sample, view = divmod(first * source.split.views + int(wrong.argmax()), source.split.views)
         found = f"its output for sample {sample} in view {view} does not fit in half precision"
         raise UserError(source.name, found, "finite numbers of 1e-4 to 6e4", "let the network run in every step")
     return half
@@ -483,31 +435,18 @@ def _lengths(values: np.ndarray) -> np.ndarray:
     return np.linalg.norm(values.reshape(len(values), -1).astype(np.float64), axis=1)
 
 
+def _spread(split: Split, many: int) -> np.ndarray:
+    """Return the indices of up to so many samples, spread over the split."""
+    return np.linspace(0, split.size - 1, min(many, split.size)).astype(np.int64)
+
+
 def _locked(lock: filelock.FileLock) -> bool:
+    folder = Path(lock.lock_file).parent
     try:
-        make_private(Path(lock.lock_file).parent)
+        make_private(folder)
         lock.acquire(timeout=_WAIT)
     except filelock.Timeout:
         return False
     except OSError as error:
-        raise _unwritten(Path(lock.lock_file).parent, error) from None
+        raise UserError(str(folder), f"cannot be written ({error.strerror or error})", remedy=_REMEDY) from None
     return True
-
-
-def _unwritten(path: Path, error: OSError) -> UserError:
-    return UserError(str(path), f"cannot be written ({error.strerror or error})", remedy=_REMEDY)
-
-
-def _damage(folder: Path, about: Mapping[str, Json]) -> str:
-    """Return why outputs in the store cannot be used, in words; empty where they are what was written."""
-    if not folder.exists():
-        return "none are stored"
-    if (folder / _BEFORE).exists():
-        return "those stored are in the form of an earlier version"
-    try:
-        found = StoredOutputs(folder)
-        if any(found.manifest.get(key) != about[key] for key in about):
-            return "the stored outputs are of another teacher, data or setting"
-        return "the stored outputs are damaged" if found.changed() else ""
-    except UserError as error:
-        return f"the stored outputs cannot be used: {error.found}"

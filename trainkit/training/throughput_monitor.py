@@ -20,7 +20,6 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.speed import bottleneck, device_timeline, limits
 from trainkit.speed.clock import PHASES, STEP, Steps
-from trainkit.speed.eta import Forecast, mean_step
 from trainkit.speed.evidence import Compiled, Drop, Evidence, Waits
 from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
@@ -28,7 +27,6 @@ from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
 from trainkit.tracking.system.cgroup import affinity, cores
 from trainkit.tracking.system.load import Reading
-from trainkit.training import plan as planning
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 
@@ -38,8 +36,6 @@ EVERY = 25
 """Updates between two looks at the single steps."""
 PROBED = 5
 """Updates in which waiting for a GPU is counted."""
-FORECAST, LONG = 50, 500
-"""Updates after which the end is forecast, where so many are still to come."""
 _LATE = 100
 """Steps that a device may be behind the main thread."""
 _ENVIRONMENT = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF")
@@ -54,7 +50,7 @@ class ThroughputMonitor:
         self._recompiles, self._warned = Recompiles(), 0
         # The first updates take what was read ahead.
         ahead = recipe.loader.workers * recipe.loader.prefetch
-        self._detective, self._drops, self._over = SlowdownDetector(max(SKIPPED, ahead)), list[Drop](), 0
+        self._detective, self._drops = SlowdownDetector(max(SKIPPED, ahead)), list[Drop]()
         self._probe = Probe(runtime.device, logger.clock)
         self._waits: Waits | None = None
         profile = recipe.log.profile if runtime.main else None
@@ -62,8 +58,6 @@ class ThroughputMonitor:
         self._on_device: dict[str, float] = {}
         self._ranks: Sequence[Mapping[str, float]] = ()
         self._met = 0.0
-        self._costs: Mapping[str, float] = {}
-        self._forecast: tuple[Forecast, float] | None = None
         self._before = self._said = 0
         self.gather = self._timed(runtime.gather)
         """`Runtime.gather` as losses call it; with several processes its time is taken."""
@@ -71,9 +65,9 @@ class ThroughputMonitor:
         self.page = ""
         """The run's description in MLflow, as Markdown; set by `close`."""
 
-    def begin(self, step: int, costs: Mapping[str, float]) -> None:
-        """Begin after so many updates; `costs` are the seconds that each evaluation will take."""
-        self._costs, self._before = costs, step - self._clock.steps
+    def begin(self, step: int) -> None:
+        """Begin after so many updates."""
+        self._before = step - self._clock.steps
         if self._trace is not None:
             self._trace.step(step)
 
@@ -106,8 +100,6 @@ class ThroughputMonitor:
             self._trace.step(step)
         if self._runtime.main and done % EVERY == 0:
             self._suspect(step)
-            if done == FORECAST and self._plan.steps - step >= LONG:
-                self._foresee(step)
         dues = [done + EVERY - done % EVERY, *(at for at in (WARM, WARM + PROBED) if at > done)]
         self._due = min(self._before + due for due in dues)
         if self._trace is not None:
@@ -120,11 +112,6 @@ class ThroughputMonitor:
         if self._trace is not None and self._trace.slowed and self._trace.slowed[1] > step - 2 * EVERY:
             return
         drop = self._detective.look(self._single(EVERY))
-        for over, fast in self._detective.ended[self._over :]:
-            self._over += 1
-            self._logger.tracker.event(
-                step, "speed_again", {"from": over.step + self._before, "to": fast + self._before}
-            )
         if drop is None:
             return
         since = self._clock.recent(max(EVERY, self._clock.steps - drop.step + 1))
@@ -148,23 +135,6 @@ class ThroughputMonitor:
         host = self._clock.recent(many + 2 * _LATE)
         _, here, there = np.intersect1d(own.number, host.number, return_indices=True)
         return Steps(own.number[here], own.phases[here], host.between[there])
-
-    # ---- How long it will take
-
-    def _foresee(self, step: int) -> None:
-        mean, error = mean_step(self._clock.recent(FORECAST - WARM).seconds)
-        held, written = planning.to_come(self._recipe, self._plan, step)
-        expected = Forecast(
-            steps=self._plan.steps - step,
-            step_s=mean,
-            step_error=error,
-            evaluations={name: (times, self._costs.get(name, 0.0)) for name, times in held.items()},
-            budgets={name: e.budget for name, e in self._recipe.evaluations.items() if e.budget},
-            checkpoints=(written, 0.0),
-        )
-        self._forecast = (expected, self._clock.elapsed())
-        self._logger.tracker.log(step, {"speed/forecast_s": expected.total()})
-        self._logger.say(expected.describe())
 
     # ---- What is written down
 
@@ -192,7 +162,7 @@ class ThroughputMonitor:
                 self._logger.say(f"warning: {warning}")
         return measured | self._on_device
 
-    def close(self, step: int) -> str:
+    def close(self) -> str:
         """Return the verdict in words, and record what could not be measured. Every process calls this."""
         if self._clock.steps < WARM + PROBED:
             self._probe.stop()
@@ -205,10 +175,6 @@ class ThroughputMonitor:
                 tracker.artifact_file(self._trace.file, f"speed/{self._trace.file.name}")
             else:
                 self._logger.say(f"no trace: {self._trace.absent}")
-        if self._forecast is not None and step == self._plan.steps:
-            expected, at = self._forecast
-            took = self._clock.elapsed() - at
-            tracker.log(step, {"speed/forecast_error": expected.total() / took - 1})
         e = self.evidence(self._clock.recent(), self._clock.seconds, self._clock.steps, tracker.readings())
         found = bottleneck.judge(e)
         lines = bottleneck.describe(e, found, self._logger.source)

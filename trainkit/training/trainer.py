@@ -118,7 +118,7 @@ class Trainer:
         device = planning.plan_line("Device", self.runtime.settings(self.recipe).removeprefix("device "))
         if not self.logger.label:  # child runs have one plan
             self.logger.show([device, said, *notes, ""])
-        self.monitor.begin(self.state.step, costs)
+        self.monitor.begin(self.state.step)
         if self.resume.path is None:
             self.evaluator.score_frozen()
             if self.evaluator.run(name for name, e in self.recipe.evaluations.items() if e.at_start):
@@ -180,10 +180,9 @@ class Trainer:
         return update
 
     def position(self) -> StepContext:
-        """Return the position of the current step, after checking its epoch's cached outputs."""
+        """Return the position of the current step."""
         step = self.state.step
         epoch, _ = self.plan.where(step)
-        self.batches.check_epoch(epoch)
         gather = self.plan.gathered(self.monitor.gather)
         return StepContext(step, epoch, step / self.plan.steps, gather, self.runtime.autocast, self.plan.place)
 
