@@ -10,8 +10,6 @@ import torch
 from PIL import Image
 from runs import environment
 
-from trainkit.config import validation
-from trainkit.config.schema import TABLES
 from trainkit.config.validation import validate
 from trainkit.data.augment import Distort
 from trainkit.data.scenes import dataset
@@ -269,14 +267,6 @@ def test_crops_that_are_whole_pictures_are_one_view(home):
     assert block(home, crop=sets.SIZE, short_side=48).open(0).train.views == 0
 
 
-def test_an_epoch_has_every_picture_once(opened):
-    rows = opened.train.order(0, 2)
-    assert rows.shape == (3, 2) and sorted(rows.ravel().tolist()) == list(range(6))
-    assert opened.train.order(1, 2).tolist() != rows.tolist() and opened.train.order(0, 4).shape == (1, 4)
-    with pytest.raises(UserError, match="1 to 6, the number of samples"):
-        opened.train.order(0, 7)
-
-
 # ---- What the digest covers ------------------------------------------------------------------------------------------
 
 
@@ -338,29 +328,6 @@ def test_masks_that_are_scored_at_the_size_of_files_keep_it(home, tmp_path):
 # ---- How masks are read ----------------------------------------------------------------------------------------------
 
 
-def test_coloured_masks_are_read_by_the_palette(tmp_path):
-    place = sets.listed(tmp_path / "a", colour=True)
-    data = Scenes(
-        train=str(place),
-        evaluate={"val": str(place.with_name("val.txt"))},
-        palette=sets.palette(),
-        ignore=[(0, 0, 0)],
-        crop=CROP,
-    )
-    split = data.open(0).evaluations["val"]
-    assert (split.fetch(np.asarray([1]), 0)["mask"][0].numpy() == drawn(1, 1)[1]).all()
-    assert split.protocol.names == tuple(NAMES) and split.protocol.colours == sets.COLOURS[:4]
-
-
-def test_a_layout_brings_its_own_names(tmp_path):
-    home = sets.cityscapes(tmp_path / "city")
-    opened = Scenes(train=f"{home}#train", evaluate={"val": f"{home}#val"}, crop=CROP).open(0)
-    assert opened.meta.classes == 19 and opened.meta.class_names[0] == "road"
-    assert opened.evaluations["val"].protocol.colours[0] == (128, 64, 128)
-    assert (opened.evaluations["val"].fetch(np.asarray([0]), 0)["mask"][0].numpy() == sets.scene(2000)[1]).all()
-    assert any("classes have no pixel" in note for note in opened.notes)
-
-
 def test_names_are_needed_where_nothing_says_them(home):
     with pytest.raises(UserError, match=r"data.train .*names of classes"):
         block(home, names=None).open(0)
@@ -400,24 +367,6 @@ def test_a_block_that_cannot_be_is_refused(home, wrong, words):
     assert words in str(error.value)
 
 
-def test_the_yaml_of_a_recipe_becomes_the_block():
-    tree = {
-        "name": "scenes",
-        "train": "city#train",
-        "palette": {"road": [1, 2, 3], "car": [3, 4, 5]},
-        "ignore": [[0, 0, 0]],
-        "crop": [8, 16],
-        "augment": {"scales": [0.5, 2], "flip": 0.5, "distort": {"p": 1.0}},
-        "distance": {"cap": 8},
-        "eval_scales": [0.5, 1],
-    }
-    made = validation.validate(Scenes, tree, TABLES)
-    assert made.palette["car"] == (3, 4, 5) and made.ignore == [(0, 0, 0)] and made.distance.cap == 8
-    assert made.augment.distort.p == 1 and made.window == (8, 16) and validation.to_tree(made)["crop"] == [8, 16]
-    numbered = validation.validate(Scenes, {"train": "a", "names": ["a", "b"], "ignore": [11], "crop": [8, 8]}, TABLES)
-    assert numbered.ignore == [11]
-
-
 def test_sets_of_other_classes_do_not_go_together(home, tmp_path):
     city = sets.cityscapes(tmp_path / "city")
     with pytest.raises(UserError, match=r"names of classes"):
@@ -433,20 +382,6 @@ def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch)
     monkeypatch.setattr(dataset.import_images, "pack_once", lambda *_, **__: pytest.fail("images are packed"))
     with pytest.raises(UserError, match=r"77 \(768 px"):
         block(home).open(0)
-
-
-def test_notes_say_what_is_odd(tmp_path):
-    home = sets.camvid(tmp_path / "a", (4, 2), classes=3)
-    notes = block(home).open(0).notes
-    for key in ("data.train", "data.evaluate.val"):
-        assert f"{key}: 1 of 4 classes have no pixel: car" in notes
-    # What is odd in files is said as `trainkit data verify` says it.
-    sets.put(home / "trainannot" / "p001.png", np.full(sets.SIZE, 1, np.uint8))
-    (home / "train" / "p003.png").write_bytes((home / "train" / "p002.png").read_bytes())
-    notes = block(home).open(0).notes
-    assert "data.train: 1 of 4 images have only one class: p001.png (road)" in notes
-    again = "data.train: 1 of 4 images are duplicates, 1 of them with a different mask: p003.png = p002.png"
-    assert again in notes
 
 
 def test_long_images_that_the_short_side_makes_too_large_are_refused(home):

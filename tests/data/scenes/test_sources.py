@@ -90,17 +90,6 @@ def test_camvid_is_known_by_the_names_of_its_frames(tmp_path):
     assert open_scenes(f"{place}#val").labels is None
 
 
-def test_camvid_with_its_own_colours(tmp_path):
-    colours = np.array(published("camvid", 1).colours, np.uint8)
-    for n in range(2):
-        picture, mask = scene_sets.scene(n, ignored=False)
-        scene_sets.put(tmp_path / "train" / f"0001TP_{n:06d}.png", picture)
-        scene_sets.put(tmp_path / "train_labels" / f"0001TP_{n:06d}_L.png", colours[mask])
-    source = open_scenes(f"{tmp_path}#train")
-    assert (source.kind, source.labels) == ("CamVid", published("camvid", 1))
-    assert (scene_sets.classes_of(source.scenes[1], source.labels) == scene_sets.scene(1, ignored=False)[1]).all()
-
-
 def test_masks_of_one_folder_without_splits(tmp_path):
     scene_sets.folders(tmp_path, splits=())
     source = open_scenes(str(tmp_path), "val")

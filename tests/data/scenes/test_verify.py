@@ -86,16 +86,6 @@ def test_colours_that_are_not_in_the_table(tmp_path):
     assert line.startswith("warning: ") and "its 6 colours" in line and "[1, 2, 3]" in line
 
 
-def test_a_list_with_missing_files_names_its_lines(tmp_path):
-    file = scene_sets.listed(tmp_path / "set", (4, 2))
-    (tmp_path / "set/data/train/p001.png").unlink()
-    (tmp_path / "set/data/train/p003.jpg").unlink()
-    (said,) = verify.verify(file)
-    assert "line 2: data/train/p001.png does" in said and "line 4: data/train/p003.jpg does" in said
-    (said,) = verify.verify(recipe(tmp_path / "set", sets=(file, file.with_name("val.txt"))))
-    assert said.startswith("data.train: ") and "line 4" in said
-
-
 def test_sets_that_are_not_there_are_all_named(tmp_path):
     file = recipe(tmp_path / "nothing")
     found = verify.verify(file)
@@ -164,12 +154,6 @@ def test_classes_without_a_pixel_and_pixels_without_a_class_are_told(root):
     assert re.search(r"7\d\.\d% of the pixels are not labelled", said) and len(found) == 3
 
 
-def test_what_is_left_out_is_told(root):
-    (root / "trainannot/p002.png").unlink()
-    (found,) = verify.verify(f"{root}#train", names=NAMES)
-    assert re.match(r"warning: .*#train: 1 left out: 1 image without a mask: p002", found)
-
-
 @pytest.mark.parametrize(("orientation", "size", "told"), [
     (1, (24, 32), False), (2, (24, 32), True), (3, (24, 32), True), (4, (24, 32), True), (9, (24, 32), False),
     (6, (24, 32), False), (6, (24, 24), True),
@@ -196,18 +180,6 @@ def test_values_count_as_classes_where_nothing_names_them(root):
     assert len(found) == 2 and all("the values in its masks have no class names" in line for line in found)
     with pytest.raises(UserError, match="the values in its masks"):
         opened(root, names=None)
-
-
-def test_published_layouts_are_read_with_their_classes(tmp_path):
-    for name in ("cityscapes", "ade20k", "coco_stuff"):
-        place = getattr(scene_sets, name)(tmp_path / name)
-        found = verify.verify(place)
-        assert found and all(re.match(r"warning: .*classes have no pixel", line) for line in found), found
-    # 255 is no class of Cityscapes' numbers 0 to 33 and is left out; 34 is nothing.
-    file = next((tmp_path / "cityscapes/gtFine/train").rglob("*_labelIds.png"))
-    scene_sets.put(file, np.full(scene_sets.SIZE, 34, np.uint8))
-    found = [line for line in verify.verify(tmp_path / "cityscapes") if not line.startswith("warning: ")]
-    assert len(found) == 1 and "34 (768 pixels of 1)" in found[0]
 
 
 def test_a_set_is_described_by_its_pixels(root):

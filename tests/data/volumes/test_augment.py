@@ -415,20 +415,6 @@ def test_large_volumes_have_places_beyond_what_float32_counts():
     assert torch.equal(labels[0], 3 * expected.byte()) and torch.equal(out[0, 0], 2 * expected)
 
 
-def test_a_recipe_states_it():
-    read = validation.validate(
-        Volumes, {"name": "volumes", "train": "x", "patch": [96, 96, 96], "augment": NNUNET}, TABLES
-    )
-    augment = read.augment
-    assert augment.scale == Scale(p=0.2, factor=(0.7, 1.4)) and augment.gamma.invert == 0.25
-    augment.checked(("background", "Anterior", "Posterior"), "zyx")
-    assert augment.margin((96, 96, 96), (1.0, 1.0, 1.0)) == (24, 24, 24)
-    image, mask = batch((24, 24, 24), 8)
-    numbers = tensors(augment.numbers(0, 0, np.arange(8), (16, 16, 16), (1, 1, 1), "zyx"))
-    out, _ = augment.apply(image, mask, numbers, (16, 16, 16))
-    assert out.isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("block", "said"),
     [

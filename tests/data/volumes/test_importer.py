@@ -95,20 +95,6 @@ def test_axes_follow_the_slices_and_can_be_asked_for(tmp_path):
     assert other.data.axes == "zyx" and other.data.spacing == pytest.approx((1.0, 4.0, 1.0))
 
 
-def test_a_table_of_the_set_has_its_true_numbers(packed):
-    lines = packed.lines()
-    assert lines[0].endswith("MB, from pair of folders") and ": 4 cases, 2 organs, " in lines[0]
-    assert lines[2] == "4 cases of 4 patients, axial slices (axes zyx: depth runs feet to head), not resampled"
-    rows = {line[:21].strip(): line.split()[-5:] for line in lines if "voxel" in line[:21] or "intensity" in line}
-    assert rows["depth (z), voxels"] == ["6.000"] * 5 and rows["width (x), mm/voxel"] == ["1.000"] * 5
-    lowest = sorted(float(volume(number)[0].min()) for number in range(4))
-    assert float(rows["lowest intensity"][0]) == pytest.approx(lowest[0], rel=1e-3)
-    assert float(rows["lowest intensity"][2]) == pytest.approx(np.median(lowest), rel=1e-3)
-    organ = next(line for line in lines if line.startswith("1 left")).split()
-    sizes = sorted(float((volume(number)[1] == 1).sum() * 6) for number in range(4))
-    assert organ[2] == "4" and float(organ[3]) == sizes[0] and float(organ[7]) == sizes[-1]
-
-
 @pytest.mark.parametrize("kind", ["nan", "shape", "range"])  # other kinds of damage: test_volume_mistakes.py
 def test_unusable_cases_are_refused_by_file_or_left_out(files, tmp_path, kind):
     root = shutil.copytree(files, tmp_path / "scans")

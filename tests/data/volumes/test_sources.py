@@ -102,15 +102,11 @@ def test_what_has_no_partner_and_what_lies_astray_is_named_and_not_used(tom500):
     volume(root / "image" / os.fsdecode(b"\xff.nii"))
     source = open_volumes(f"{tom500}#train")
     assert ids(source) == ["1", "20", "3"]
-    assert sorted(source.left_out) == [
-        "image/30.nii.gz: not a NIfTI file",
-        "image/50.nii.gz: an image without a label map",
-        "image/\\xff.nii: an image without a label map",
-        "image/gone.nii.gz: not a NIfTI file",
-        "image/old: not a NIfTI file",
-        "label/60.nii.gz: a label map without an image",
-        "label/notes.txt: not a NIfTI file",
-    ]
+    assert source.left_out == (
+        "2 images without a label map: image/50.nii.gz, image/\\xff.nii",
+        "1 mask without an image: label/60.nii.gz",
+        "4 files of another kind: image/30.nii.gz, image/gone.nii.gz, image/old, label/notes.txt",
+    )
     (root / "image" / os.fsdecode(b"\xff.nii")).unlink()
     assert "50" in ids(open_volumes(f"{tom500}#train", labelled=False))
 
@@ -130,10 +126,10 @@ def test_names_that_differ_by_nnunets_number_are_paired_and_others_are_not(tmp_p
         volume(tmp_path / "labels" / f"{label}.nii.gz")
     source = open_volumes(tmp_path)
     assert ids(source) == ["case"] and source.cases[0].image.name == "case_0000.nii.gz"
-    assert set(source.left_out) == {
-        *(f"images/{name}.nii.gz: an image without a label map" for name in ("a", "b_img", "c_T1w")),
-        *(f"labels/{name}.nii.gz: a label map without an image" for name in ("a_seg", "b", "c")),
-    }
+    assert source.left_out == (
+        "3 images without a label map: images/a.nii.gz, images/b_img.nii.gz, images/c_T1w.nii.gz",
+        "3 masks without an image: labels/a_seg.nii.gz, labels/b.nii.gz, labels/c.nii.gz",
+    )
 
 
 def test_numbers_at_the_end_of_a_name_are_no_channels_where_label_maps_have_them_too(tmp_path):
@@ -144,7 +140,7 @@ def test_numbers_at_the_end_of_a_name_are_no_channels_where_label_maps_have_them
     (tmp_path / "labels" / "scan_0002.nii.gz").unlink()
     source = open_volumes(tmp_path)
     assert ids(source) == ["scan_0000", "scan_0001"]
-    assert source.left_out == ("images/scan_0002.nii.gz: an image without a label map",)
+    assert source.left_out == ("1 image without a label map: images/scan_0002.nii.gz",)
 
 
 @pytest.mark.parametrize("labels", [True, False])
@@ -153,7 +149,7 @@ def test_nothing_to_take_is_said_with_what_was_there(tmp_path, labels):
     (tmp_path / "image").mkdir()
     if labels:
         volume(tmp_path / "label" / "a.nii")
-        assert "no labelled volumes; label/a.nii: a label map without an image" in refused(tmp_path)
+        assert "no labelled volumes; 1 mask without an image: label/a.nii" in refused(tmp_path)
     else:
         assert "no volumes in a layout that is known" in refused(tmp_path)
 
@@ -178,7 +174,7 @@ def test_without_labels_a_folder_of_files_and_a_file_will_do(tmp_path):
     volume(tmp_path / "new" / "below" / "c.nii")
     source = open_volumes(tmp_path / "new", labelled=False)
     assert ids(source) == ["a", "b"] and all(case.label is None for case in source.cases)
-    assert source.left_out == ("a.txt: not a NIfTI file", "below: not a NIfTI file")
+    assert source.left_out == ("2 files of another kind: a.txt, below",)
     assert ids(open_volumes(file, labelled=False)) == ["b"]
     assert ids(open_volumes(f"{tmp_path}#new", labelled=False)) == ["a", "b"]
     assert "without a label map" in refused(file)
@@ -211,11 +207,12 @@ def test_what_dataset_json_does_not_list_or_what_is_not_there_is_left_out(decath
     (decathlon / "imagesTr" / "._liver_10.nii.gz").touch()
     source = open_volumes(decathlon)
     assert ids(source) == ["liver_10"]
-    assert set(source.left_out) == {
-        "imagesTr/liver_77.nii.gz: is not listed in dataset.json",
-        "imagesTr/liver_2.nii.gz: is listed in dataset.json but does not exist",
-        "imagesTr/liver_7.nii.gz: an image without a label map",
-    }
+    assert source.left_out == (
+        "2 files that dataset.json lists and that do not exist: imagesTr/liver_2.nii.gz, labelsTr/liver_7.nii.gz",
+        "1 volume that dataset.json does not list: imagesTr/liver_77.nii.gz",
+        "1 image without a label map: imagesTr/liver_7.nii.gz",
+        "1 mask without an image: labelsTr/liver_2.nii.gz",
+    )
 
 
 ENTRY = {"image": "imagesTr/liver_2.nii.gz", "label": "labelsTr/liver_2.nii.gz"}

@@ -17,7 +17,7 @@ notice.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from trainkit.data.formats.nifti import is_nifti, stem
 from trainkit.data.sources import finding, split_of
 from trainkit.data.volumes import label_names
 from trainkit.data.volumes.label_names import Classes
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.files import Json
 
 IMAGES = ("image", "images", "imagestr")
@@ -96,14 +96,16 @@ class _Found:
     images: list[Path]
     labels: dict[str, Path] = field(default_factory=dict)
     """Label maps by the ids of their cases."""
+    folders: tuple[Path, ...] = ()
+    """Folders of images and label maps."""
     numbered: bool = False
     """True where images are called `<id>_0000`, whatever label maps are called."""
     classes: Classes = field(default_factory=Classes)
     channels: tuple[str, ...] = ()
-    own: dict[Path, str] = field(default_factory=dict)
-    """Folders of images and label maps, with what a volume in them is that is not used."""
-    left_out: list[str] = field(default_factory=list)
-    made_of: list[Path] = field(default_factory=list)
+    json: tuple[Path, ...] = ()
+    """The file `dataset.json`, where there is one."""
+    left_out: dict[str, list[Path]] = field(default_factory=dict)
+    """Files that are not used, by what they are."""
 
 
 def open_volumes(
@@ -129,20 +131,25 @@ def open_volumes(
         raise UserError(where, f"channels {few(found.channels, 20)}", few(channels, 20), remedy)
     found.channels = found.channels or tuple(channels)
     images = _grouped(found, labelled, where)
-    used = {*found.made_of, *found.own}
-    used |= {file for id, own in images.items() for file in (*own, found.labels.get(id))}
-    left_out = (*found.left_out, *_left_out(found, used))
+    used = {file for files in images.values() for file in files}
+    found.left_out |= {
+        "images without a label map": [file for file in found.images if file not in used],
+        "masks without an image": [file for id, file in found.labels.items() if id not in images],
+        "files of another kind": [file for folder in found.folders for file in _others(folder)],
+    }
+    named = {what: [_below(found.root, file) for file in some] for what, some in found.left_out.items()}
+    left_out = tuple(f"{number_of(len(names), what)}: {few(names)}" for what, names in named.items() if names)
     if not images:
         wanted = "images with label maps of the same names" if labelled else FILES
-        said = f"no {'labelled ' if labelled else ''}volumes" + (f"; {few(left_out, 3)}" if left_out else "")
+        said = f"no {'labelled ' if labelled else ''}volumes" + (f"; {'; '.join(left_out)}" if left_out else "")
         raise UserError(where, said, wanted, DICOM)
     folders.check_names(where, images)
-    cases = [
+    cases = tuple(
         Case(id, find(id, str(files[0])) if find else id, files, found.labels.get(id))
         for id, files in sorted(images.items())
-    ]
-    files = [*found.made_of, *(file for case in cases for file in (*case.images, case.label) if file is not None)]
-    return VolumeSource(found.kind, where, tuple(cases), found.classes, left_out, tuple(files), found.channels)
+    )
+    files = (*found.json, *(file for case in cases for file in (*case.images, case.label) if file is not None))
+    return VolumeSource(found.kind, where, cases, found.classes, left_out, files, found.channels)
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -196,31 +203,17 @@ def _in_folder(place: Path, split: str | None, labelled: bool, where: str) -> _F
     if (images is None and not (plain and _volumes(root))) or (labelled and labels is None):
         raise _unknown(root, split, labelled, where)
     found = _Found("pair of folders" if labels else "folder of volumes", root, _volumes(images or root))
-    found.own[images or root] = "an image without a label map"
-    if labels is not None:
-        found.own[labels] = "a label map without an image"
-        for file in _volumes(labels):
-            if (other := found.labels.setdefault(stem(file), file)) is not file:
-                said = f"two label maps of the id {stem(file)!r}: {file.name} and {other.name}"
-                raise UserError(str(labels), said, "one")
+    found.folders = tuple(folder for folder in (images or root, labels) if folder is not None)
+    for file in _volumes(labels) if labels is not None else ():
+        if (other := found.labels.setdefault(stem(file), file)) is not file:
+            said = f"two label maps of the id {stem(file)!r}: {file.name} and {other.name}"
+            raise UserError(str(labels), said, "one")
     if (file := root / "dataset.json").is_file() and not plain:
-        listed = _listed(root, _described(found, file, test), str(file))
+        listed = _described(found, file, test)
         # Version 1 of nnU-Net lists `<id>.nii.gz` where the files are `<id>_0000.nii.gz`.
-        if listed[0] and not (test and labels):
-            found.kind, found.own = "Decathlon", dict.fromkeys(found.own, "is not listed in dataset.json")
-            (found.images, found.labels, found.left_out), found.numbered = listed, False
+        if any(image.is_file() for image, _ in listed) and not (test and labels):
+            _take_listed(found, listed)
     return found
-
-
-def _left_out(found: _Found, used: Collection[Path | None]) -> Iterator[str]:
-    """Yield sentences about what lies in the folders of a source and is not used."""
-    # Those that are listed are named already.
-    listed = {*found.images, *found.labels.values()} if found.kind == "Decathlon" else ()
-    for folder, why in found.own.items():
-        for file in folders.visible(folder.iterdir()):
-            if file not in used and file not in listed:
-                volume = is_nifti(file) and file.is_file()
-                yield f"{_below(found.root, file)}: {why if volume else 'not a NIfTI file'}"
 
 
 def _unknown(root: Path, split: str | None, labelled: bool, where: str) -> UserError:
@@ -248,14 +241,20 @@ def _volumes(folder: Path) -> list[Path]:
     return [folder / name for name in next(folders.walk(folder))[2] if is_nifti(name) and (folder / name).is_file()]
 
 
-def _described(found: _Found, file: Path, test: bool) -> list[Json]:
-    """Take over what `dataset.json` says of labels and channels, and return its list of cases, if it has one."""
+def _others(folder: Path) -> list[Path]:
+    """List what else is in a folder."""
+    volumes = {*_volumes(folder), folder / "dataset.json"}
+    return [file for file in folders.visible(folder.iterdir()) if file not in volumes]
+
+
+def _described(found: _Found, file: Path, test: bool) -> list[tuple[Path, Path | None]]:
+    """Take over what `dataset.json` says of labels and channels; return image and label map of each case it lists."""
     said = folders.read_json(file, _JSON_LIMIT, "an object with `labels`", dict)
     if isinstance(said.get("dataset"), dict):
         remedy = "link them to imagesTr/<case>_0000.nii.gz and labelsTr/<case>.nii.gz, or list them in `training`"
         found_ = "the key `dataset`, which lists the files of each case"
         raise UserError(str(file), found_, "files in imagesTr and labelsTr", remedy)
-    found.kind, found.made_of, found.numbered = "nnU-Net", [file], True
+    found.kind, found.json, found.numbered = "nnU-Net", (file,), True
     found.classes = label_names.of_json(said.get("labels"), str(file))
     names = said.get("channel_names", said.get("modality"))
     if isinstance(names, dict) and len(names) > 1:
@@ -266,28 +265,27 @@ def _described(found: _Found, file: Path, test: bool) -> list[Json]:
         repeated = len(set(called)) < len(called)
         found.channels = tuple(f"{name} {place}" if repeated else name for place, name in enumerate(called))
     listed = said.get("test" if test else "training")
-    return listed if isinstance(listed, list) else []
+    return [_entry(found.root, one, f"{file} {n}") for n, one in enumerate(listed if isinstance(listed, list) else [])]
 
 
-def _listed(root: Path, listed: Sequence[Json], where: str) -> tuple[list[Path], dict[str, Path], list[str]]:
-    """Return images, label maps by id, and sentences about those that are not there, of the lists of `dataset.json`."""
-    images: list[Path] = []
-    labels: dict[str, Path] = {}
-    left_out = []
-    for number, entry in enumerate(listed):
-        names = (entry.get("image"), entry.get("label")) if isinstance(entry, dict) else (entry,)
-        if not all(isinstance(name, str) for name in names):
-            raise UserError(f"{where} {number}", repr(entry)[:200], "paths of an image and its label map")
-        image, *label = (folders.inside(root, str(name), f"{where} {number}") for name in names)
-        if label and label[0].is_file():
-            labels[stem(image)] = label[0]
-        elif label:
-            left_out.append(f"{_below(root, image)}: an image without a label map")
-        if image.is_file():
-            images.append(image)
-        else:
-            left_out.append(f"{_below(root, image)}: is listed in dataset.json but does not exist")
-    return images, labels, left_out
+def _entry(root: Path, entry: Json, where: str) -> tuple[Path, Path | None]:
+    """Return image and label map of a case of `dataset.json`. Raises UserError for paths that lead out of `root`."""
+    names = (entry.get("image"), entry.get("label")) if isinstance(entry, dict) else (entry,)
+    if not all(isinstance(name, str) for name in names):
+        raise UserError(where, repr(entry)[:200], "paths of an image and its label map")
+    image, *label = (folders.inside(root, str(name), where) for name in names)
+    return image, label[0] if label else None
+
+
+def _take_listed(found: _Found, listed: Sequence[tuple[Path, Path | None]]) -> None:
+    """Take the cases of `dataset.json` in place of the files in the folders."""
+    every = [file for pair in listed for file in pair if file is not None]
+    own = {*found.images, *found.labels.values()}
+    found.left_out["files that dataset.json lists and that do not exist"] = [f for f in every if not f.is_file()]
+    found.left_out["volumes that dataset.json does not list"] = sorted(own.difference(every))
+    found.images = [image for image, _ in listed if image.is_file()]
+    found.labels = {stem(image): label for image, label in listed if label is not None and label.is_file()}
+    found.kind, found.numbered = "Decathlon", False
 
 
 def _grouped(found: _Found, labelled: bool, where: str) -> dict[str, tuple[Path, ...]]:
