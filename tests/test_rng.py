@@ -179,13 +179,6 @@ def test_permuted_of_many_keys_and_sizes_is_pinned():
         assert places[i, 1] == plain_permuted(11, "pin", i, int(size[i, 1]), int(i * size[i, 1] // 5 % size[i, 1]))
 
 
-def test_a_shuffled_order_is_pinned():
-    lazy = seeding.Shuffled(5, 3, 10**9, 512)
-    assert zlib.crc32(np.concatenate([lazy[update] for update in range(100)]).astype("<i8").tobytes()) == 3161502664
-    assert lazy[10**6, 3:7].tolist() == [788665939, 774475354, 419735631, 791693395]
-    assert lazy[len(lazy) - 1, 508:].tolist() == [519048781, 419169518, 410923694, 285127767]
-
-
 def test_permuted_takes_numbers_and_arrays_in_any_mixture():
     rng = np.random.default_rng(0)
     keys, sizes = rng.integers(0, 2**40, (50, 1)), rng.integers(1, 200, (50, 8))
@@ -238,46 +231,7 @@ def test_permutations_of_different_keys_and_streams_are_unrelated():
     assert seeding.permuted(0, "flip", 3, 20, np.arange(20)).tolist() == PINNED_PERMUTED
 
 
-def test_small_sets_are_shuffled_as_they_always_were():
+def test_an_epoch_has_the_first_rows_of_its_permutation_in_batches():
     table = seeding.order(3, 2, 1003, 10)
-    assert isinstance(table, np.ndarray) and table.dtype == np.int64 and table.shape == (100, 10)
+    assert table.dtype == np.int64 and table.shape == (100, 10)
     assert (table.ravel() == seeding.permutation(3, 2, 1003)[:1000]).all()
-    assert isinstance(seeding.order(3, 2, seeding.LAZY_FROM, 10), seeding.Shuffled)
-    assert seeding.LAZY_FROM > 5_822_653, "the largest set that a shipped recipe names keeps its order"
-
-
-@pytest.mark.parametrize("size", [1, 10, 16383, 65_535, 140_000])
-def test_a_shuffled_order_holds_every_row_once(size):
-    lazy = seeding.Shuffled(0, 1, size, 1)
-    rows = [int(lazy[update, 0:1][0]) for update in range(len(lazy))]
-    assert sorted(rows) == list(range(size))
-
-
-@pytest.mark.parametrize(("size", "batch"), [(50_000, 7), (50_000, 256), (50_000, 9000), (50_000, 50_000)])
-def test_a_shuffled_order_is_indexed_as_a_table_is(size, batch):
-    lazy, updates = seeding.Shuffled(5, 3, size, batch), size // batch
-    table = seeding.permuted(5, "order", 3, size, np.arange(updates * batch)).reshape(updates, batch)
-    assert lazy.shape == table.shape and len(lazy) == updates
-    for update in (0, 1 % updates, updates - 1, updates // 2, 0):  # onwards, back and across blocks
-        assert (lazy[update] == table[update]).all() and lazy[update].dtype == np.int64
-        assert (lazy[update, 2:5] == table[update, 2:5]).all()
-    lazy[0][:] = -1
-    assert (lazy[0] == table[0]).all(), "what is handed out is the caller's"
-    for update in (-1, updates):
-        with pytest.raises(IndexError, match="update"):
-            lazy[update, 0:1]
-    assert (seeding.Shuffled(5, 4, size, batch)[0] != table[0]).any(), "each epoch has its own"
-
-
-def test_a_thousand_million_rows_are_shuffled_without_a_list():
-    import tracemalloc
-
-    tracemalloc.start()
-    lazy = seeding.order(0, 0, 10**9, 512)
-    first, last = lazy[0, 0:512], lazy[len(lazy) - 1, 0:512]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2 << 20, "a list would take 8 GB"
-    rows = np.r_[first, last]
-    assert len(set(rows.tolist())) == 1024 and rows.min() >= 0 and rows.max() < 10**9
-    assert abs(rows.mean() / 1e9 - 0.5) < 5 / (12 * 1024) ** 0.5

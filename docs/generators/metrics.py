@@ -23,7 +23,7 @@ The x axis is the optimizer step; of `system/` it is the number of the sample. T
 `tables/metrics.csv` have all metrics; MLflow gets those by which runs are compared, at most 40 unless `log.metrics`
 asks for more ([key](keys.md#log-metrics)). In a name, `<...>` stands for the part that differs.
 
-Metrics of `speed/`, `time/`, `time_to/`, `cost/`, `device/` and `system/` are measurements, and differ from run to run.
+Metrics of `speed/`, `time/`, `cost/`, `device/` and `system/` are measurements, and differ from run to run.
 All others are bitwise identical in a run that was interrupted and resumed.
 
 """

@@ -24,6 +24,7 @@ DIGESTS = {
     "tom500": "5c1bce3e431106d98e8259301ae6e87339bd574765cd68f36b2639e42d0541d0",
 }
 DROPPED = [
+    ("convnext", "time_to", {}, {"val/top1": [0.6]}, "every score by its step"),
     ("hippocampus", "data.clinical", None, "t.csv", "per_case_last.csv"),
     ("tom500", "data.cache", "auto", "ram", "prepared volumes are memory-mapped"),
     ("hippocampus", "data.channels", None, ["T1w", "FLAIR"], "channel_names"),

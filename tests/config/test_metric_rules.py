@@ -17,7 +17,6 @@ from trainkit.config.gates import Gate
 from trainkit.config.loader import ConfigError
 from trainkit.config.run_request import RunRequest
 from trainkit.config.schema import Recipe
-from trainkit.config.targets import targets_reached
 from trainkit.config.units import Span
 from trainkit.errors import UserError
 from trainkit.experiments import search_space, sweep
@@ -60,7 +59,6 @@ def blocks(metric: str) -> tuple[str, ...]:
         f"best={{metric: {metric}}}",
         f"stop_when={{metric: {metric}, patience: 1}}",
         f"train.schedule={{name: plateau, metric: {metric}, patience: 1, gamma: 0.5}}",
-        f"time_to={{{metric}: [0.35]}}" if "." not in metric else "time_to={}",  # no key has a dot
         f"evaluations.{metric.partition('/')[0]}.every=1 epochs",
     )
 
@@ -86,8 +84,6 @@ def test_the_best_value_is_kept_waited_for_and_reached(name, metric, lower):
     assert [(record["value"], record["step"]) for record in state.best] == [(values[2], 3)]
     assert (state.record, state.waited) == (values[2], 1)
     assert (state.plateau["best"], state.plateau["reduced"]) == (values[2], 1)
-    reached = [bool(targets_reached(recipe.time_to, {metric: value}, 1.0)) for value in FALLING]
-    assert reached == [bool(recipe.time_to) and (value <= 0.35) == lower for value in FALLING]
 
 
 @pytest.mark.parametrize("name, metric, lower", CASES)
@@ -122,12 +118,12 @@ def test_a_mode_that_contradicts_the_metric_is_refused(key, block):
 
 @pytest.mark.parametrize("metric", ["val/odd", "val/threshold", "val/accuracy_std"])
 def test_a_metric_without_a_direction_needs_a_mode_once(metric):
-    for word in (*blocks(metric)[:4], f"promote={{metric: {metric}}}"):
+    for word in (*blocks(metric)[:3], f"promote={{metric: {metric}}}"):
         with pytest.raises(ConfigError, match=metric):
             loaded("convnext", *({"best=null"} if "promote" in word else ()), word, "evaluations.val.every=1 epochs")
     words = [word.replace("}", ", mode: min}") if word.startswith("best") else word for word in blocks(metric)]
     recipe = loaded("convnext", *words, f"promote={{metric: {metric}}}")
-    assert [rule.mode for _, _, rule in recipe.rules()] == ["min"] * 4 and all(r.lower for _, _, r in recipe.rules())
+    assert [rule.mode for _, _, rule in recipe.rules()] == ["min"] * 3 and all(r.lower for _, _, r in recipe.rules())
 
 
 def test_a_misspelt_metric_is_named_with_the_right_one():

@@ -16,11 +16,9 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from runs import PLUGIN, TOY, run
 
-from trainkit.config import loader, yaml_editor
+from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.diagnostics import bench_settings, benchmark, benchmark_command, stepped_process, stepping_child
 from trainkit.diagnostics.bench_settings import Axis
@@ -472,53 +470,6 @@ def test_the_table_says_what_was_measured(world):
     assert lines[1].split()[:3] == ["as", "it", "is"]
     assert next(line for line in lines if "workers=2" in line).endswith("faster")
     assert next(line for line in lines if "channels_last" in line).endswith("slower")
-
-
-# ---- recipes written again -------------------------------------------------------------------------------------------
-
-CHANGES = (
-    "train.compile=default", "loader.workers=4", "loader.prefetch=4", "device.channels_last=false", "optim.fused=false",
-    "train.precision=bf16", "device.threads=2", "log.every=500 steps", "checkpoints.every=null", "seed=5",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_rewritten_recipe_says_what_the_overrides_say_and_keeps_every_comment(path):
-    text = yaml_editor.rewrite(path, CHANGES, ["benchmark  x 1.2"])
-    comments = [line[line.index("#") :] for line in path.read_text().splitlines() if "#" in line]
-    left = text
-    for comment in comments:
-        assert comment in left
-        left = left.replace(comment, "", 1)
-    assert "# benchmark  x 1.2\n" in text
-    untouched = [line for line in path.read_text().splitlines() if line.startswith("  ") and "{" not in line]
-    assert sum(line in text.splitlines() for line in untouched) >= len(untouched) - 4
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.data())
-def test_changed_texts_read_as_changed_trees(data):
-    text = data.draw(st.sampled_from((
-        "a: 1\nb: {c: 2, d: [1, 2]}  # said\ne:\n  f: x  # more\n  g:\n  - h: 1\n    i: 2\n",
-        "a: {b: {c: 1}}\ne:\n  # first\n  f: 'quoted, {text}'\n\n  g: null\n# last\n",
-        "e:\n  f:\n    g: 1\n  h: |\n    several\n    lines\na:\nb: {}\n",
-    )))  # fmt: skip
-    import yaml
-
-    for _ in range(data.draw(st.integers(1, 3))):
-        before = yaml.safe_load(text)
-        key = data.draw(st.sampled_from(("a", "b", "e", "new")))
-        inner = data.draw(st.sampled_from((None, "c", "f", "g", "z")))
-        path = (key,) if inner is None or not isinstance(before.get(key, {}) or {}, dict) else (key, inner)
-        value = data.draw(st.sampled_from((3, 0.5, None, True, "500 steps", "a, b", [1, "x"], {"k": 1})))
-        text = yaml_editor.change(text, path, value)
-        expected, node = before, before
-        for part in path[:-1]:
-            if not isinstance(node.get(part), dict):
-                node[part] = {}
-            node = node[part]
-        node[path[-1]] = value
-        assert yaml.safe_load(text) == expected, text
 
 
 # ---- real children ---------------------------------------------------------------------------------------------------

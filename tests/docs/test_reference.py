@@ -41,7 +41,7 @@ def test_every_key_of_a_shipped_recipe_is_on_the_page():
     flat = {key for file in (ROOT / "recipes").glob("*.yaml") for key in loader.flat(loader.load(file))}
     named = set(re.findall(r'<a id="[^"]+" name="([^" ]+)', TEXT["keys"]))
     named |= {block.path for block in keys.blocks()}
-    sections = ("evaluations", "time_to", "downloads", "optim.groups")
+    sections = ("evaluations", "downloads", "optim.groups")
     free = ("data.evaluate", "task.class_weights", "task.net.args", "data.columns")
     missing = [
         key

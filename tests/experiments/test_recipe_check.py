@@ -99,10 +99,6 @@ MISTAKES = {
         lambda folder: ["train.schedule={name: plateau, metric: val/f1, patience: 2}", EACH],
         "train.schedule.metric: 'val/f1'",
     ),
-    "a target that is not measured": (
-        lambda folder: ["time_to={val/acc: {at: [0.5], mode: max}}"],
-        "time_to: 'val/acc'",
-    ),
     "a promotion by what is not measured": (
         lambda folder: ["promote={metric: val/accuracy}"],
         "promote.metric: 'val/accuracy', which is not measured",

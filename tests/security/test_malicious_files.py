@@ -573,7 +573,7 @@ REASONS = {
     },
     "a file that this command wrote a moment before": {
         "export/images.py timm.create_model", "export/files.py onnxruntime.InferenceSession",
-        "diagnostics/stepped_process.py numpy.load", "config/yaml_editor.py yaml.compose",
+        "diagnostics/stepped_process.py numpy.load",
     },
     "a database that the check of `store.Store.prepare` let pass": {"tracking/relocate.py sqlite3.connect"},
     "a name of the library's own list, with random weights or tensors that `weights` has read": {

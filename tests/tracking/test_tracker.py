@@ -827,7 +827,7 @@ def witness_of(tracker, main=True):
     from trainkit.training.run_logger import RunLogger
 
     train = SimpleNamespace(ema=None)
-    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), time_to={}, best=None, train=train)
+    recipe = SimpleNamespace(log=SimpleNamespace(rows=True), best=None, train=train)
     return RunLogger(recipe, None, tracker, main)
 
 

@@ -149,7 +149,7 @@ def given(name: str, folder: Path, **more: str) -> tuple[Path, list[str]]:
     recipe, _, words, batch, evaluations, changes = CASES[name]
     train = {"length": "6 steps", "batch_size": batch, "micro_batch": batch // 2, "ema": 0.9, "compile": "default"}
     log = "{every: 1 steps, system_every: null, ceilings: 'off'}"
-    settings = {"best": "null", "stop_when": "null", "time_to": "{}", "checkpoints": "{every: null}", "log": log}
+    settings = {"best": "null", "stop_when": "null", "checkpoints": "{every: null}", "log": log}
     for key, value in (changes | more).items():
         if key.startswith("train."):
             train[key.removeprefix("train.")] = value

@@ -46,7 +46,7 @@ HERE = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {
 
 def losses(kind, data) -> list[float]:
     recipe, _, words = KINDS[kind]
-    plain = {"evaluations": "{}", "best": "null", "stop_when": "null", "time_to": "{}", "checkpoints": "{every: null}"}
+    plain = {"evaluations": "{}", "best": "null", "stop_when": "null", "checkpoints": "{every: null}"}
     plain["log"] = "{every: 1 steps, system_every: null, ceilings: 'off'}"
     given = [f"{key}={value}" for key, value in plain.items()] if words is None else words(data, **plain)
     ran = run(*given, f"train.length={STEPS} steps", recipe=recipe)

@@ -331,7 +331,6 @@ def works(tracker: Tracker, files: Path) -> threading.Thread:
         tracker.dataset("val", "test", "ab" * 32, "/data/val", 10)
         tracker.model("best", files / "model.safetensors", 5, {"train/loss": 0.2})
         tracker.event(5, "gate", {"name": "val"})
-        tracker.once(7, {"time_to/val": 3.0})
         tracker.position()
 
     thread = threading.Thread(target=train, name="training", daemon=True)

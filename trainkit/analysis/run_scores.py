@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from trainkit import terminal
 from trainkit.config import diff
-from trainkit.config.targets import TIME_TO
 from trainkit.speed import cost
 from trainkit.terminal import numbers, split
 from trainkit.tracking import journal
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from trainkit.tracking.run_folder import RunFolder
     from trainkit.training.outcome import Outcome
 
-_OTHERS = ("best", "final", "eval", "baseline", TIME_TO.strip("/"))
+_OTHERS = ("best", "final", "eval", "baseline", "time_to")  # `time_to`: of older runs
 """First words of metrics in which no network comes before the evaluation."""
 _BASELINE = "baseline: "
 _PHASES = {
@@ -96,7 +95,7 @@ def tables(
 
 
 def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
-    """Return the lines on throughput, time, cost, the time to targets and rules of protocols, each where known."""
+    """Return the lines on throughput, time, cost and rules of protocols, each where known."""
     shares = ", ".join(f"{phase} {share}" for phase, share in time_shares(speed).items())
     found = []
     if (rate := speed.get("speed/samples_per_s")) is not None:
@@ -104,8 +103,7 @@ def facts(speed: Mapping[str, float], history: journal.History) -> list[str]:
     if (total := speed.get("time/total_s")) is not None:
         found.append(fact("Time", f"{duration(total)} of training" + (f": {shares}" if shares else "")))
     spent = [f"{v:.3g} {_COST.get(k, k.replace('_', ' '))}" for k, v in _last(history, cost.PREFIX).items()]
-    first = [f"{name} after {value:.0f} s" for name, value in _last(history, TIME_TO).items()]
-    found += [fact(word, ", ".join(words)) for word, words in (("Cost", spent), ("Reached", first)) if words]
+    found += [fact("Cost", ", ".join(spent))] if spent else []
     rules: dict[str, list[str]] = {}
     told = [event.data for event in history.events if event.name == "protocols"]
     for name, rule in told[-1].items() if told else ():

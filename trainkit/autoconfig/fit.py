@@ -32,7 +32,7 @@ FEW_UPDATES = 300
 UPDATES = 8
 """Updates of an epoch below which the batch is made smaller."""
 
-_OF_THE_OLD = ("stop_when", "time_to", "promote", "downloads")
+_OF_THE_OLD = ("stop_when", "promote", "downloads")
 """Blocks that speak of the old data and are left out."""
 
 Key = tuple[str, ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import key_docs, loader, run_request, yaml_editor, yaml_reader
+from trainkit.config import key_docs, loader, run_request, yaml_reader
 
 if TYPE_CHECKING:
     from trainkit.autoconfig.fit import Asked, Key, Note
@@ -20,7 +20,7 @@ SIGN = "# <- "
 MARK = f"{SIGN}change"
 """Behind each line that depends on the data, where the new data is not known."""
 
-_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "time_to", "promote", "downloads")
+_OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "promote", "downloads")
 _IN_LINES = ("task", "data", "train", "evaluations")
 """Blocks that are written key by key."""
 _WIDTH = 100
@@ -56,7 +56,7 @@ def copy(
     states every default: what is one is left out. Raises UserError when the new file exists.
     """
     loaded = loader.load(recipe, (), tuple(plugins), stored=bool(run), trains=True)
-    yaml_editor.refuse(new, recipe, ())
+    loader.refuse_new(new, recipe)
     lines = loader.brief(loaded).split("\n") if run else _body(recipe)
     origin = f"run {run}" if run else recipe.name
     if data is not None:
@@ -137,7 +137,7 @@ def _fitted(
     for name, source in loaded.task.required_weights().items():
         if source.recipe is not None:
             beside = new.with_name(f"{new.stem}_{name}{new.suffix}")
-            yaml_editor.refuse(beside, recipe, ())
+            loader.refuse_new(beside, recipe)
             others.append((run_request.beside(recipe, source.recipe), beside))
             _rename(fitted.tree["task"], source.recipe, beside.name)
     text = "\n".join((*_header(origin, fitted.seen, fitted.start), *_written(lines, fitted.tree, fitted.notes), ""))

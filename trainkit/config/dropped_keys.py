@@ -24,6 +24,7 @@ _SHORT = Dropped("repeat", "remove it: records of people with too few come again
 _OVERLAP = "weight dice and ce, or class_weights"
 
 DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
+    ("", ""): {"time_to": Dropped({}, "trainkit.find_run(RUN).metrics has every score by its step", hashed=False)},
     ("data", "volumes"): {
         "channels": Dropped(None, "remove it: name channels in dataset.json (channel_names)", hashed=False),
         "cache": Dropped("auto", "remove it: prepared volumes are memory-mapped, and a patch takes 1.6 ms"),
@@ -113,7 +114,7 @@ def restore(tree: Tree) -> Tree:
 def _blocks(tree: Tree) -> Iterator[tuple[tuple[str, ...], dict[str, Tree], Mapping[str, Dropped]]]:
     """Yield the blocks of a recipe that had such keys: path, block, keys."""
     for (dotted, name), keys in DROPPED_KEYS.items():
-        path = tuple(dotted.split("."))
+        path = tuple(dotted.split(".")) if dotted else ()
         above = [tree]
         for word in path:
             below = above[-1]

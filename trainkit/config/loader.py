@@ -136,7 +136,7 @@ def states(path: Path, overrides: Sequence[str], block: str, key: str) -> bool:
     return tree.keys() >= _RESOLVED or (isinstance(tree.get(block), dict) and key in tree[block])
 
 
-_RESOLVED = {"seed", "evaluations", "best", "stop_when", "time_to", "checkpoints", "integrity", "log", "limits"}
+_RESOLVED = {"seed", "evaluations", "best", "stop_when", "checkpoints", "integrity", "log", "limits"}
 """Keys with defaults that `dump` writes and a person never writes together: a recipe with all of them is resolved, as
 runs and exported models keep it."""
 
@@ -379,6 +379,19 @@ def _resolved(
         return tree
 
     return walk(recipe, to_tree(recipe))
+
+
+def refuse_new(new: Path, recipe: Path, names: Sequence[str] = ()) -> None:
+    """Raise UserError where a copy of `recipe` cannot be written to `new`; `names` are recipes that it names."""
+    if new.exists():
+        raise UserError(str(new), "already exists", remedy="name another file")
+    if new.suffix not in (".yaml", ".yml"):
+        raise UserError(str(new), "not the name of a YAML file", "NAME.yaml")
+    if not new.parent.is_dir():
+        raise UserError(str(new.parent), "no such folder", remedy="create it first")
+    if names and new.parent.resolve() != recipe.parent.resolve():
+        found = f"not beside {recipe}, from whose folder it names {', '.join(names)}"
+        raise UserError(str(new), found, remedy=f"name a file in {recipe.parent}")
 
 
 def headline(path: Path) -> str:

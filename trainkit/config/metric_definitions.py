@@ -329,8 +329,6 @@ final/time/total_s | s | lower | Duration from the start of the command to the e
 final/time/<phase>_share | - | none | Share of the duration of the training that a phase took.
 final/<metric> | - | metric | Score of the last evaluation.
 baseline/<metric> | - | metric | Score of the best trivial baseline in the metric that chooses the best.
-time_to/<metric>_<value> | s | lower | Time from the start of the training to the first evaluation that reached a
-    value of `time_to`, set-up and evaluations included. Absent if none reached it.
 """),
     "Evaluations": _metrics("""
 eval/<evaluation>/unique_samples | - | none | Samples that were evaluated, each counted once.

@@ -68,14 +68,13 @@ def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
     for path, metric, rule in recipe.rules():
         known |= {metric} if rule.mode is not None else set()
         if rule.mode is None:
-            place = path if path[0] == "time_to" else (*path, "metric")
-            yield unknown(place, metric, f"set {dotted((*path, 'mode'))} to max or min")
+            yield unknown((*path, "metric"), metric, f"set {dotted((*path, 'mode'))} to max or min")
     metric = recipe.promote.metric if recipe.promote else None
     if metric is not None and metric not in known and metric_table.mode(metric, declared) is None:
         yield unknown(("promote", "metric"), metric, "name the metric of best, and set best.mode to max or min")
     for key, metric in recipe.named_metrics():
         evaluation = recipe.evaluations[name := metric.partition("/")[0]]
-        path = (key, metric) if key == "time_to" else tuple(key.split("."))
+        path = tuple(key.split("."))
         if evaluation.every is None and key == "stop_when.metric":
             yield problem(
                 path, metric, f"an evaluation during the training, but evaluations.{name} has no `every`", "set it"

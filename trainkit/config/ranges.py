@@ -25,8 +25,6 @@ Positive = Annotated[float, Field(gt=0, le=MANY)]
 """Above 0: scales, temperatures, weights that must not vanish."""
 NotNegative = Annotated[float, Field(ge=0, le=MANY)]
 """From 0: weights of terms that may be left out."""
-Score = Annotated[float, Field(ge=-1e12, le=1e12)]
-"""A value of a metric, of either sign."""
 Count = Annotated[int, Field(ge=1, le=MANY)]
 """From 1."""
 Whole = Annotated[int, Field(ge=0, le=MANY)]

@@ -22,11 +22,10 @@ from trainkit.config.ranges import (
     FractionBetween,
     NotNegative,
     Positive,
-    Score,
     Whole,
 )
 from trainkit.config.schedule import Curve
-from trainkit.config.targets import Best, StopWhen, Targets, as_targets
+from trainkit.config.targets import Best, StopWhen
 from trainkit.config.units import AnySpan, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
@@ -393,9 +392,6 @@ class Recipe:
     """Metric that selects the best checkpoint. null: no best checkpoint is kept."""
     stop_when: StopWhen | None = None
     """Early stopping. null: train for `train.length`."""
-    time_to: dict[str, list[Score] | Targets] = field(default_factory=dict, metadata=_NOT_IN_HASH)
-    """Metrics and target values whose first reaching is timed: `{lfw/accuracy: [0.9, 0.95]}`. A metric that is not
-    defined needs a mode: `{val/off: {at: [0.5], mode: min}}`."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     """When checkpoints are written, and which are kept."""
     integrity: Integrity = field(default_factory=Integrity, metadata=_NOT_IN_HASH)
@@ -413,16 +409,13 @@ class Recipe:
     device: Device = field(default_factory=Device)
     """Switches of the hardware and of PyTorch's backends."""
 
-    def rules(self) -> Iterator[tuple[tuple[str, ...], str, Best | StopWhen | Curve | Targets]]:
+    def rules(self) -> Iterator[tuple[tuple[str, ...], str, Best | StopWhen | Curve]]:
         """Yield the blocks that compare values of a metric: keys, metric, block."""
         for key, rule in (("best", self.best), ("stop_when", self.stop_when)):
             if rule is not None:
                 yield (key,), rule.metric, rule
         if self.train.schedule.metric is not None:
             yield ("train", "schedule"), self.train.schedule.metric, self.train.schedule
-        for metric, targets in self.time_to.items():
-            if isinstance(targets, Targets):
-                yield ("time_to", metric), metric, targets
 
     def _settle(self) -> None:
         """Set mode and direction of those blocks; a mode that one of them gives for a metric counts in the others."""
@@ -458,7 +451,6 @@ class Recipe:
                 f"draws P x K = {block} samples that belong together: take micro_batch {block} and a batch_size that "
                 "is a multiple of it"
             )
-        self.time_to = dict(as_targets(self.time_to))
         self._settle()
         named = self.named_metrics()
         for key, metric in named:
@@ -494,5 +486,4 @@ class Recipe:
             "train.schedule.metric": self.train.schedule,
             "promote.metric": self.promote,
         }
-        named = [(key, rule.metric) for key, rule in rules.items() if rule is not None and rule.metric]
-        return [*named, *(("time_to", metric) for metric in self.time_to)]
+        return [(key, rule.metric) for key, rule in rules.items() if rule is not None and rule.metric]

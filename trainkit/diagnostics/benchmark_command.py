@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import loader, yaml_editor
+from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.diagnostics import bench_settings
@@ -69,7 +69,7 @@ def _refuse(request: RunRequest, recipe: Recipe, repeats: int, steps: int | None
     if missing := recipe.data.missing():
         raise UserError(str(request.path), "; ".join(missing))
     if write is not None:
-        yaml_editor.refuse(
+        loader.refuse_new(
             write, request.path, [s.recipe for s in recipe.task.required_weights().values() if s.recipe is not None]
         )
 
@@ -131,7 +131,8 @@ def _write(request: RunRequest, machine: Mapping[str, Any], kept: Result | None,
         f"         on {where}, torch {machine.get('torch')}, {platform.system()}",
     ]
     words = bench_settings.merge(request.overrides, kept.words)
-    text = yaml_editor.rewrite(request.path, words, [line[:117] for line in lines], request.plugins)
+    changed = loader.load(request.path, words, tuple(request.plugins))
+    text = loader.header(request.path) + "".join(f"# {line[:117]}\n" for line in lines) + loader.brief(changed)
     new.write_text(text, encoding="utf-8")
     tracker.artifact_text(f"recipe/{new.name}", text)
     return f"wrote {new}"

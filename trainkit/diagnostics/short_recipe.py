@@ -17,7 +17,6 @@ def steps_alone(recipe: Recipe) -> Recipe:
         },
         best=None,
         stop_when=None,
-        time_to={},
         promote=None,
         checkpoints=replace(recipe.checkpoints, every=None, at_end=False, lose_at_most=None),
         log=replace(recipe.log, figures=None, profile=None, system_every=None, ceilings="off", rows=False),

@@ -52,7 +52,7 @@ def validate(request: RunRequest, recipes: Sequence[Recipe], world: int, opened:
     validation = _Validation(world, opened, precision or launch_settings.precision(recipes[0]).value)
     seen: set[str] = set()
     for recipe in recipes:
-        rules = (recipe.best, recipe.stop_when, recipe.time_to, recipe.promote)
+        rules = (recipe.best, recipe.stop_when, recipe.promote)
         optim = (recipe.optim.groups, recipe.optim.clip_agc, recipe.optim.layer_decay, recipe.optim.name)
         parts = repr((recipe.task, recipe.data, recipe.train, recipe.evaluations, rules, optim))
         if parts in seen:

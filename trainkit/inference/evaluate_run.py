@@ -163,7 +163,7 @@ def _with_its_split(request: RunRequest, subject: Subject) -> RunRequest:
 def _recipe(request: RunRequest) -> Recipe:
     """Load the recipe without `best`, early stopping and the like, which may name evaluations that it lacks."""
     given = [f"{word.partition('=')[0].strip()}." for word in request.overrides]
-    without = {"best": "null", "stop_when": "null", "time_to": "{}", "promote": "null", "train.schedule": "{}"}
+    without = {"best": "null", "stop_when": "null", "promote": "null", "train.schedule": "{}"}
     words = [f"{key}={nothing}" for key, nothing in without.items() if not any(g.startswith(f"{key}.") for g in given)]
     return load(replace(request, overrides=(*request.overrides, *words)))
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from trainkit.config.schema import Recipe
-from trainkit.config.targets import TIME_TO
 from trainkit.interfaces import Split
 from trainkit.metrics.score import headline
 
@@ -58,7 +57,7 @@ def selected(recipe: Recipe, splits: Mapping[str, Split]) -> list[str] | None:
     # Of what a plug-in scores nothing is known.
     names += [f"{name}/*" for name, scores in known.items() if scores is None]
     asked = [] if recipe.log.metrics == "default" else recipe.log.metrics
-    return ["train/*", *_MEASURED, f"{TIME_TO}**", *names, *asked]
+    return ["train/*", *_MEASURED, *names, *asked]
 
 
 def matcher(patterns: Sequence[str] | None) -> Callable[[str], bool]:

@@ -192,14 +192,6 @@ class Tracker:
             self._logged, self._wakes_at = 0, _WAKE_LINES
             (self._uploader.wake if self._uploader.released.is_set() else self._uploader.released).set()
 
-    def once(self, step: int, metrics: Mapping[str, Any]) -> list[str]:
-        """Record values that a run has once, as `log` does, unless it has them; returns the new names."""
-        known = self._journal.names() if metrics else set()
-        new = {name: value for name, value in metrics.items() if name not in known}
-        if new:
-            self.log(step, new)
-        return list(new)
-
     def _plain(self, step: Any, metrics: dict[str, Any]) -> tuple[int, dict[str, float]]:
         step, values = _step(step), {_metric_name(name): _number(name, value) for name, value in metrics.items()}
         self._names = values.keys()
@@ -415,10 +407,6 @@ class Silent:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Do nothing; a tensor is not waited for."""
-
-    def once(self, step: int, metrics: Mapping[str, Any]) -> list[str]:
-        """Return nothing."""
-        return []
 
     def event(self, step: int, name: str, data: Any = None) -> None:
         """Do nothing."""

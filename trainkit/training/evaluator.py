@@ -227,7 +227,7 @@ class Evaluator:
             state.entered[name] = state.step
         if leads and self._recipe.best is not None:
             self.leading = (state.step, scored[self._recipe.best.metric.rpartition("/")[0]].rows)
-        logger.scored(state.step, name, scored, metrics, seconds, leads, elapsed)
+        logger.scored(state.step, name, scored, metrics, seconds, leads)
         self.at[name] = state.step
         state.final.update(metrics)
         self.rows |= best.kept_rows(self._recipe, name, scored)

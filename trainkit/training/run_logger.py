@@ -9,7 +9,6 @@ from pathlib import Path
 
 from trainkit.checkpoint import storage
 from trainkit.config.schema import Recipe
-from trainkit.config.targets import TIME_TO, targets_reached
 from trainkit.files import Json
 from trainkit.interfaces import Columns, Scores
 from trainkit.speed.clock import Clock
@@ -148,20 +147,13 @@ class RunLogger:
         metrics: Mapping[str, float],
         seconds: float,
         leads: bool,
-        elapsed: float,
     ) -> None:
-        """Write down an evaluation: its scores, tables and images, and when it leads its rows.
-
-        `elapsed`: seconds of training so far.
-        """
+        """Write down an evaluation: its scores, tables and images, and when it leads its rows."""
         self.evaluation_s.setdefault(name, []).append(seconds)
         counted = {f"eval/{name}/unique_samples": scored[name].samples, f"time/eval_{name}_s": seconds}
         decides = self.recipe.best.metric if self.recipe.best else ""
         best = {f"{'best' if k == decides else 'at_best'}/{k}": v for k, v in metrics.items()} if leads else {}
         self.tracker.log(step, {**metrics, **counted, **best})
-        if self.recipe.time_to:
-            for target in self.tracker.once(step, targets_reached(self.recipe.time_to, metrics, elapsed)):
-                self.say(f"step {step}: {target.removeprefix(TIME_TO)} reached after {clock_time(elapsed)}")
         bounds = {f"{title}/{key}": bound for title, scores in scored.items() for key, bound in scores.chance.items()}
         if bounds:
             self.tracker.event(step, "chance", bounds)
