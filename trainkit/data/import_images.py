@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,8 @@ before is used."""
 Resize = Literal["no", "down", "any"]
 
 _log = logging.getLogger(__name__)
+_IN_MEMORY = 16 << 20
+"""Bytes of hashes of originals, 16 of each image, beyond which they are kept in a file beside the set."""
 _COUNTED = 1000
 """Unusable images after which a set that is to be whole is read no further."""
 
@@ -101,7 +104,7 @@ def import_pictures(
     if key is None and source.files:
         made = [columns, size, fit, group, damaged, store, type(protocol).__name__]
         key = cache.key([source.kind, source.where, source.split, *made], source.files)
-    rows = _Rows(skip=damaged == "skip")
+    rows = _Rows(damaged == "skip", Path(out).parent)
     with Writer(Path(out), size=size, store=store, key=key or "", state=rows.state) as writer:
         rows.restore(writer.restored)
         if rows.done:
@@ -128,11 +131,13 @@ def _check_asked(source: Source, protocol: Protocol | None, damaged: str) -> Non
 class _Rows:
     """The rows of a packed set while it is written, and sentences about unusable images.
 
-    Of each row a few numbers are kept: labels and groups are numbered as they come, and sorted at the end.
+    Of each row two numbers of 4 bytes are kept in memory: labels and groups are numbered as they come, and sorted at
+    the end.
     """
 
-    def __init__(self, skip: bool):
-        self._skip, self._labels, self._groups, self._originals = skip, _Numbered(), _Numbered(), bytearray()
+    def __init__(self, skip: bool, beside: Path):
+        self._skip, self._labels, self._groups = skip, _Numbered(), _Numbered()
+        self._originals = tempfile.SpooledTemporaryFile(_IN_MEMORY, dir=str(beside))  # noqa: SIM115 - until it is packed
         self._without_group = ""
         self.done = 0
         self._new: list[Json] = []
@@ -166,7 +171,7 @@ class _Rows:
             self._labels.add(label)
             self._groups.add(group)
             self._without_group = self._without_group or without_group
-            self._originals += bytes.fromhex(original)
+            self._originals.write(bytes.fromhex(original))
 
     def state(self) -> list[Json]:
         """Return what another process needs to resume here, beside what it was given before."""
@@ -188,13 +193,14 @@ class _Rows:
             numbers, names, renumbered = self._labels.sorted()
             if source.names:
                 names = [source.names[int(name)] for name in names]
+        self._originals.seek(0)
         result = writer.finish(
             labels=numbers,
             class_names=names,
             **self._group_numbers(source),
             protocol=protocol,
             made_from=f"{source.kind} {Path(source.where).name}",
-            originals=bytes(self._originals),
+            originals=iter(lambda: self._originals.read(1 << 20), b""),
         )
         notes = [f"left out: {text}" for text in source.left_out] + [f"skipped: {text}" for text in self.bad]
         if renumbered:
@@ -224,7 +230,7 @@ class _Numbered:
 
     def __init__(self) -> None:
         self.values: dict[int | str, int] = {}
-        self._numbers = array("q")
+        self._numbers = array("i")
 
     def add(self, value: int | str | None) -> None:
         """Note the label of a row; None is -1."""

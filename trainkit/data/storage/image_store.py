@@ -31,7 +31,7 @@ import json
 import logging
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -345,11 +345,11 @@ class Writer(RowWriter):
         group_names: Sequence[str] = (),
         protocol: Protocol | None = None,
         made_from: str = "",
-        originals: bytes = b"",
+        originals: Iterable[bytes] | None = None,
     ) -> Packed:
         """Write what is known only when all images are, make it durable, and give it its name.
 
-        `originals` are hashes of the images as they were before they were prepared, end to end.
+        `originals` are hashes of the images as they were before they were prepared, end to end, in pieces.
         """
         if len(labels) != self.rows or (groups is not None and len(groups) != self.rows):
             raise ValueError(f"{self.rows} images, {len(labels)} labels, {0 if groups is None else len(groups)} groups")
@@ -369,7 +369,7 @@ class Writer(RowWriter):
             "made_from": made_from,
             **({} if groups is None else {"grouped": True}),
         }
-        if originals:
+        if originals is not None:
             fields = [] if protocol is None else [getattr(protocol, name) for name in protocol.__dataclass_fields__]
             numbers = [np.asarray(some, np.int64) for some in (labels, groups) if some is not None]
             words = ["", *class_names, "", *group_names]
@@ -378,7 +378,11 @@ class Writer(RowWriter):
         return Packed(self.out)
 
     def _hash_originals(
-        self, manifest: Mapping[str, Json], words: Sequence[str], arrays: Sequence[np.ndarray], originals: bytes
+        self,
+        manifest: Mapping[str, Json],
+        words: Sequence[str],
+        arrays: Sequence[np.ndarray],
+        originals: Iterable[bytes],
     ) -> str:
         """Hash the list of ids and other words, as JSON writes it, then arrays, then the hashes of images."""
         hashed = hashlib.sha256(b"[")
@@ -387,5 +391,6 @@ class Writer(RowWriter):
         hashed.update(json.dumps(list(words))[1:].encode())
         for array in arrays:
             hashed.update(f"\n{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
-        hashed.update(originals)
+        for piece in originals:
+            hashed.update(piece)
         return hashed.hexdigest()
