@@ -140,7 +140,7 @@ def damaged_mask(root):
 
 def photographed_mask(root):
     (root / "trainannot/p002.png").write_bytes(scene_sets.encoded(mask("p002"), "JPEG"))
-    return r"1 of 6 masks cannot be read:\n  \S+p002\.png: a JPEG or WebP file"
+    return r"1 of 6 masks cannot be read:\n  \S+p002\.png: a JPEG file"
 
 
 def coloured_mask(root):

@@ -517,7 +517,7 @@ DOORS: dict[str, set[str]] = {
     # Other people's images, volumes, tables and lists
     "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
                         "data/formats/image_decode.py decode_jpeg"},
-    "scenes with names": {"data/scenes/files.py PIL.Image.open"},
+    "scenes with names": {"data/formats/image_decode.py PIL.Image.open"},
     "coco.read": {"data/scenes/outlines.py numpy.frombuffer"},
     "label_maps.read_names": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader"},

@@ -82,10 +82,10 @@ def test_a_palette_png_is_its_indices_or_its_colours(mask_of, scene_of):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "cannot be decoded"),
+        (b"", "0 bytes"),
         (b"GIF89a" + b"\0" * 40, "not an image of these formats"),
-        (scene_sets.encoded(scene_sets.scene()[0], "JPEG"), "JPEG or WebP file.*save the masks again, as PNG"),
-        (scene_sets.encoded(scene_sets.scene()[0], "WEBP"), "JPEG or WebP file"),
+        (scene_sets.encoded(scene_sets.scene()[0], "JPEG"), "a JPEG file.*save the masks again, as PNG"),
+        (scene_sets.encoded(scene_sets.scene()[0], "WEBP"), "a WEBP file"),
         (scene_sets.encoded(scene_sets.scene()[1])[:-40], "cannot be decoded"),
         (png(1, 1, 16, 2, [bytes(6)]), "16 bits a channel"),
         (png(1, 1, 16, 4, [bytes(4)]), "16 bits a channel"),
@@ -120,7 +120,7 @@ def test_damage_of_any_kind_is_said_or_harmless(mask_of, scene_of):
         scene_sets.encoded(scene_sets.scene()[1]),
         scene_sets.encoded(scene_sets.scene()[1], palette=[(n, n, n) for n in range(256)]),
     ]
-    for trial in range(300):
+    for trial in range(120):
         data = bytearray(good[trial % 2])
         for _ in range(1 + trial % 4):
             data[rng.integers(len(data))] = rng.integers(256)

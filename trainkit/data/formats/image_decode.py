@@ -70,7 +70,7 @@ def decode(data: bytes, where: str) -> np.ndarray:
     """
     from PIL import ImageOps
 
-    with _opened(data, where) as picture:
+    with open_image(data, where) as picture:
         picture.load()
         if picture.format != "TIFF" and "exif" in picture.info:
             ImageOps.exif_transpose(picture, in_place=True)
@@ -78,8 +78,9 @@ def decode(data: bytes, where: str) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _opened(file: Path | bytes, where: str) -> Iterator[Image.Image]:
-    """Open an image by Pillow, its size checked and its pixels not read yet; what Pillow raises becomes a UserError."""
+def open_image(file: Path | bytes, where: str) -> Iterator[Image.Image]:
+    """Open an image by Pillow, its size checked and its pixels not read yet; what Pillow raises meanwhile becomes a
+    UserError naming `where`."""
     from PIL import Image
 
     with _refusing(where):
@@ -150,7 +151,7 @@ def header(file: Path | bytes, where: str) -> tuple[tuple[int, int], int]:
 
     Raises UserError where it is damaged or too large.
     """
-    with _opened(file, where) as picture:
+    with open_image(file, where) as picture:
         width, height = picture.size
         if picture.format == "TIFF":  # whose size Pillow has turned
             turn, turned = _tags(picture).get(_ORIENTATION, 1), False

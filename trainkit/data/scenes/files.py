@@ -6,9 +6,6 @@ Of images only headers are looked at here. Masks are read as they are stored: wh
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +14,6 @@ import numpy as np
 from PIL import Image
 
 from trainkit.data.formats import image_decode
-from trainkit.data.formats.image_decode import PIXEL_CAP
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.verification import Mistake
 from trainkit.errors import UserError
@@ -54,11 +50,9 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     where = mask_where(scene)
     if not isinstance(scene.mask, Path):
         return scene.mask.painted().classes
-    data = image_decode.read(scene.mask, where)
-    if data[:3] == b"\xff\xd8\xff" or data[8:12] == b"WEBP":
-        found = "a JPEG or WebP file, whose compression changes values"
-        raise UserError(where, found, "a mask as PNG", "save the masks again, as PNG")
-    with _opened(data, where) as picture:
+    with image_decode.open_image(scene.mask, where) as picture:
+        if picture.format not in _MASK_FORMATS:  # JPEG and WebP change values
+            raise UserError(where, f"a {picture.format} file", "a mask as PNG", "save the masks again, as PNG")
         tiles = getattr(picture, "tile", ())  # which only images from files have
         raw = tiles[0].args if tiles else ""
         raw = raw[0] if isinstance(raw, tuple) else raw
@@ -121,23 +115,3 @@ def header(scene: Scene) -> tuple[tuple[int, int], int]:
     """Return height and width of the image of a scene as it is decoded, from its header, and the EXIF orientation by
     which it is turned: 1 to 8, 1 for not at all. Raises UserError."""
     return image_decode.header(scene.image, scene.where)
-
-
-@contextlib.contextmanager
-def _opened(data: bytes, where: str) -> Iterator[Image.Image]:
-    """Open a mask by PIL and check its size; whatever PIL raises becomes a UserError."""
-    try:
-        with Image.open(io.BytesIO(data), formats=_MASK_FORMATS) as picture:
-            width, height = picture.size
-            large = width * height > PIXEL_CAP
-            if large or getattr(picture, "n_frames", 1) != 1:
-                found = f"{width} x {height} pixels" if large else "an animated image"
-                raise UserError(where, found, f"one image of 1 to {PIXEL_CAP} pixels")
-            yield picture
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        # PIL's decoders raise a dozen kinds of exception on damaged input.
-        text = " ".join(str(error).split()) or type(error).__name__
-        text = "not an image of these formats" if "BytesIO" in text else text[:120]
-        raise UserError(where, f"cannot be decoded ({text})", " or ".join(_MASK_FORMATS)) from None
