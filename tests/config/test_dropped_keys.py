@@ -37,6 +37,13 @@ DROPPED = [
     ("reid", "task.net.text.dropout", 0.0, 0.1, "use data.token_dropout"),
     ("reid", "task.net.text.tune", "all", "lora", "train the text encoder whole"),
     ("reid", "task.net.text.lora", None, {"rank": 2}, "train the text encoder whole"),
+    (
+        "reid_orbench",
+        "task.net.lora.match",
+        ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"],
+        ["*.attn.qkv"],
+        "set layers",
+    ),
     ("reid", "task.net.fusion.dropout", 0.0, 0.1, "use optim.weight_decay"),
     ("reid", "data.queries", "all", "one", "every combination of the modalities"),
     ("reid", "data.same_camera", "ignore", "keep", "leave out the column `camera`"),

@@ -313,11 +313,8 @@ def test_the_last_blocks_and_patterns_choose_the_layers():
 
     assert len(chosen()) == 8
     assert chosen(layers=1) == [f"blocks.1.{n}" for n in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
-    assert chosen(match=["*.fc?"], layers=1) == ["blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]
     with pytest.raises(UserError, match="the network has 2 such blocks"):
         chosen(layers=3)
-    with pytest.raises(UserError, match=r"patterns of names such as blocks\.0"):
-        chosen(match=["nothing"])
     with pytest.raises(UserError, match="LoRA is not available for convolutions"):
         made(PLAIN, lora=Lora())
 
@@ -546,7 +543,6 @@ def test_where_weights_come_from():
         ({"lora": {"rank": 0}}, "rank"),
         ({"lora": {"alpha": 0.0}}, "alpha"),
         ({"lora": {"layers": 0}}, "layers"),
-        ({"lora": {"match": []}}, "a pattern"),
         ({"text": {"width": 10, "heads": 4}}, "multiple of heads"),
         ({"text": {"layers": 0}}, "layers"),
         ({"fusion": {"layers": 0}}, "layers"),

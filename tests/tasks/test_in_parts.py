@@ -18,7 +18,7 @@ from trainkit.interfaces import StepContext
 from trainkit.losses.margin_specs import AdaFace
 from trainkit.losses.segmentation_2d import Near, Ohem, PixelLoss
 from trainkit.losses.segmentation_3d import SegmentationLoss
-from trainkit.models.gradient_cache import forward_in_parts
+from trainkit.models.recomputation import forward_in_parts
 from trainkit.models.segmentation_specs import BiSeNetV2Spec, Norm
 from trainkit.tasks.embed import Embed
 from trainkit.tasks.segment2d import Segment2d

@@ -14,7 +14,7 @@ from trainkit.config import loader
 from trainkit.config.loader import digest
 from trainkit.errors import UserError
 from trainkit.interfaces import DatasetInfo
-from trainkit.models import activation_checkpointing
+from trainkit.models import recomputation
 
 RECIPES = Path(loader.RECIPES)
 FLAT, CUBE = (3, 64, 64), (1, 16, 32, 32)
@@ -91,7 +91,7 @@ def assert_same(some: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 def test_gradients_and_all_state_have_the_same_bits_and_less_is_kept(name):
     net, x = network(name)
     again = copy.deepcopy(net)
-    assert len(activation_checkpointing.apply(again)) > 2
+    assert len(recomputation.apply(again)) > 2
     plain, recomputed = trained(net, x), trained(again, x)
     assert_same(plain[0], recomputed[0])
     assert recomputed[1] < 0.8 * plain[1]
@@ -102,7 +102,7 @@ def test_gradients_and_all_state_have_the_same_bits_and_less_is_kept(name):
 def test_a_compiled_network_has_the_same_bits_too(name):
     net, x = network(name)
     again = copy.deepcopy(net)
-    activation_checkpointing.apply(again)
+    recomputation.apply(again)
     torch._dynamo.reset()
     plain = trained(net, x, compiled=True)
     torch._dynamo.reset()
@@ -114,14 +114,14 @@ def test_a_compiled_network_has_the_same_bits_too(name):
 def test_evaluation_is_as_before_and_nothing_is_kept_for_it():
     net, x = network("resnet18")
     again = copy.deepcopy(net).eval()
-    activation_checkpointing.apply(again)
+    recomputation.apply(again)
     with torch.no_grad():
         assert torch.equal(net.eval()(x), again(x))
 
 
 def test_a_network_without_blocks_is_refused():
     with pytest.raises(UserError, match=r"Sequential has no blocks .* smaller train\.micro_batch"):
-        activation_checkpointing.apply(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+        recomputation.apply(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
 
 
 class Counting(nn.Module):
@@ -137,7 +137,7 @@ class Counting(nn.Module):
 
 def test_another_buffer_that_changes_in_a_forward_is_refused():
     net = nn.Sequential(Counting())
-    activation_checkpointing.apply(net)
+    recomputation.apply(net)
     with pytest.raises(UserError, match="Counting changes a buffer in its forward pass"):
         net(torch.randn(3, 2)).sum().backward()
 

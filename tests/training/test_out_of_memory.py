@@ -20,7 +20,7 @@ from trainkit.config.run_request import RunRequest, load
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Networks
-from trainkit.models import gradient_cache
+from trainkit.models import recomputation
 from trainkit.tracking.journal import Event
 from trainkit.training import out_of_memory
 from trainkit.training.checkpointer import Resume
@@ -194,11 +194,11 @@ def test_the_second_forward_repeats_random_numbers_and_moves_no_statistics(monke
         return torch.cat([compute(slice(first, first + 4)) for first in (0, 4, 8)])
 
     def in_parts(compute, net):
-        return gradient_cache.forward_in_parts(compute, 12, 4, net, torch.device("cpu"))
+        return recomputation.forward_in_parts(compute, 12, 4, net, torch.device("cpu"))
 
     wanted = gradients(plainly)
     torch.testing.assert_close(gradients(in_parts), wanted, rtol=0, atol=0)
-    monkeypatch.setattr(gradient_cache, "_unmoved", lambda net: contextlib.nullcontext())
+    monkeypatch.setattr(recomputation, "buffers_kept", lambda net, refuse: contextlib.nullcontext())
     with pytest.raises(AssertionError):
         torch.testing.assert_close(gradients(in_parts), wanted, rtol=0, atol=0)
 

@@ -72,7 +72,10 @@ def test_two_channels_go_from_a_folder_to_an_exported_network(hippocampus, tmp_p
     assert label.shape == image.shape and set(np.unique(label)) <= {0, 1, 2}
     (hippocampus / "imagesTs" / f"h{CASES}_0001.nii.gz").unlink()
     said = ask("predict", ran.folder.name, hippocampus / "imagesTs", "again", code=2)
-    assert f"h{CASES}_0000.nii.gz: 1 channel; expected 2" in said and len(list(Path("again").glob("*.nii.gz"))) == HELD_OUT - 1
+    assert (
+        f"h{CASES}_0000.nii.gz: 1 channel; expected 2" in said
+        and len(list(Path("again").glob("*.nii.gz"))) == HELD_OUT - 1
+    )
 
     predictor = Predictor.of_run(ran.folder)
     both = [nibabel.load(hippocampus / "imagesTr" / f"h0_{channel:04}.nii.gz") for channel in range(2)]

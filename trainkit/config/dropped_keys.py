@@ -59,6 +59,11 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "lora": Dropped(None, "train the text encoder whole, at a lower rate by optim.groups"),
         "tune": Dropped("all", "train the text encoder whole, at a lower rate by optim.groups"),
     },
+    ("task.net.lora", "reid"): {
+        "match": Dropped(
+            ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"], "remove it: set layers, or lr_scale of a group"
+        )
+    },
     ("task.net.fusion", "reid"): {"dropout": Dropped(0.0, "use optim.weight_decay")},
     ("task.points", "segment2d"): {"coarse_each_layer": Dropped(False, "remove it")},
     ("task.objective", "segment2d"): {

@@ -23,7 +23,7 @@ from trainkit.distributed import launch_settings
 from trainkit.errors import UserError
 from trainkit.experiments.timm_names import refuse_unknown
 from trainkit.interfaces import ChecksMicroBatch, Dataset, DeclaresMetrics, Networks, Source, Split
-from trainkit.models import activation_checkpointing
+from trainkit.models import recomputation
 from trainkit.paths import recipe_word
 from trainkit.tracking.store import Store
 from trainkit.training import best, dependencies, optimizer, plan, teacher_cache
@@ -152,7 +152,7 @@ class _Validation:
                     raise UserError(weights.said, error.found, error.expected, error.remedy) from error
             raise
         if recipe.train.activation_checkpointing:
-            activation_checkpointing.apply(networks.model)
+            recomputation.apply(networks.model)
         optimizer.build(networks.model, recipe.optim)
         self._cut(recipe, data)
         teacher_cache.refuse_uncountable(networks, data.train)

@@ -7,7 +7,6 @@ W x + (alpha / rank) B A x, with B zero at the start. Here each modality has an 
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Sequence
@@ -18,6 +17,9 @@ from torch import Tensor, nn
 
 from trainkit.errors import UserError
 from trainkit.models.network_specs import Lora
+
+LAYERS = (".attn.qkv", ".attn.proj", ".mlp.fc1", ".mlp.fc2")
+"""Ends of the names of the linear layers that get corrections."""
 
 
 class BatchModalities:
@@ -92,18 +94,13 @@ class LoraLinear(nn.Linear):
 def add(net: nn.Module, spec: Lora, modalities: int, rows: BatchModalities, where: str) -> list[str]:
     """Add corrections to linear layers of `net`, in place; return their names.
 
-    Raises UserError if no layer matches.
+    They are those of attention and of the two layers behind it, in the names of timm. Raises UserError without any.
     """
     linears = {name: module for name, module in net.named_modules() if isinstance(module, nn.Linear)}
-    chosen = [name for name in linears if any(fnmatch.fnmatchcase(name, pattern) for pattern in spec.match)]
+    chosen = [name for name in linears if f".{name}".endswith(LAYERS)]
     if not chosen:
-        some = ", ".join(list(linears)[:4])
-        raise UserError(
-            f"{where}.match",
-            f"{spec.match} match no linear layer",
-            f"patterns of names such as {some}" if some else "a network with linear layers",
-            "LoRA is not available for convolutions; use another model" if not some else "",
-        )
+        found = f"a network without linear layers named {', '.join(LAYERS)}"
+        raise UserError(where, found, "a transformer of timm", "LoRA is not available for convolutions; leave it out")
     if spec.layers is not None:
         chosen = _of_last(chosen, spec.layers, where)
     for name in chosen:

@@ -34,6 +34,16 @@ def check_arguments(args: Mapping[str, Argument]) -> None:
         raise ValueError(f"args has {', '.join(sorted(taken))}, which other keys or the data decide; leave them out")
 
 
+def _check_pretrained(spec: Network | TimmSpec) -> None:
+    """Raise ValueError for arguments, weights and frozen parts that do not go together."""
+    check_arguments(spec.args)
+    check_tag(spec.model, spec.weights, "convnext_atto.d2_in1k", "model")
+    frozen = {"frozen": "the frozen layers would stay random", "freeze_bn": "there are no statistics to keep"}
+    for key, why in frozen.items():
+        if getattr(spec, key) and spec.weights is None:
+            raise ValueError(f"{key} is true, but weights is not set, so {why}; set weights")
+
+
 # ---- Classification --------------------------------------------------------------------------------------------------
 
 
@@ -64,30 +74,17 @@ class Network:
     """Keep the running statistics of batch norms fixed; their weights and biases are still trained."""
 
     def __post_init__(self) -> None:
-        check_arguments(self.args)
+        _check_pretrained(self)
         if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
             raise ValueError(f"args has {', '.join(sorted(taken))}; use drop_path and dropout instead")
         if self.tune != "all" and self.weights is None:
             raise ValueError(
                 f"tune is {self.tune!r}, but weights is not set, so the rest would stay random; set weights"
             )
-        if self.freeze_bn and self.weights is None:
-            raise ValueError(
-                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
-            )
-        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
-        if self.frozen:
-            self._check_frozen()
-
-    def _check_frozen(self) -> None:
-        if self.weights is None:
-            raise ValueError(
-                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
-            )
-        if self.tune == "head":
+        if self.frozen and self.tune == "head":
             raise ValueError("tune is 'head', but frozen trains only the last layer; leave tune out")
         for key in ("drop_path", "dropout"):
-            if getattr(self, key):
+            if self.frozen and getattr(self, key):
                 raise ValueError(f"{key} is {getattr(self, key)}, which has no effect with frozen; leave it out")
 
 
@@ -208,16 +205,7 @@ class TimmSpec:
     """Keep the running statistics of the pretrained batch norms below the neck fixed."""
 
     def __post_init__(self) -> None:
-        check_arguments(self.args)
-        check_tag(self.model, self.weights, "convnext_atto.d2_in1k", "model")
-        if self.frozen and self.weights is None:
-            raise ValueError(
-                "frozen is true, but weights is not set, so the frozen layers would stay random; set weights"
-            )
-        if self.freeze_bn and self.weights is None:
-            raise ValueError(
-                "freeze_bn is true, but weights is not set, so there are no statistics to keep; set weights"
-            )
+        _check_pretrained(self)
 
 
 AnyNet = MobileFaceNetSpec | IResNetSpec | IRSpec | EyeSpec | TimmSpec
@@ -259,12 +247,6 @@ class Lora:
     """The correction is multiplied by alpha / rank."""
     layers: Layers | None = None
     """Number of blocks, counted from the last one, that get corrections. None: all blocks."""
-    match: list[str] = field(default_factory=lambda: ["*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2"])
-    """Patterns of the names of the linear layers that get corrections."""
-
-    def __post_init__(self) -> None:
-        if not self.match:
-            raise ValueError("match is empty; give a pattern such as '*.attn.qkv'")
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
-from trainkit.models import activation_checkpointing
+from trainkit.models import recomputation
 from trainkit.models.compilation import compile_in_place
 from trainkit.training import optimizer as optim
 from trainkit.training.events import EventSchedule
@@ -36,7 +36,7 @@ class Model:
             networks.memory.to(runtime.device)
         runtime.to_memory_format(networks.model)
         if recipe.train.activation_checkpointing:
-            activation_checkpointing.apply(networks.model)
+            recomputation.apply(networks.model)
         compile_in_place(networks.model, runtime.compile)
         for name in networks.trusted:  # what is also cached is compiled for that, and references are not
             if name not in networks.cached:

@@ -4,7 +4,7 @@ A step that runs out of memory is repeated with micro-batches of half the size: 
 over the same samples with the same augmentation. The number of samples per step stays, and so does the learning rate
 (Composer halves too; Accelerate's finder lowers the batch size). From then on the training equals that of a recipe with
 this `train.micro_batch`. If a loss compares the samples of a micro-batch, the micro-batch stays whole, and the part of
-it that the network sees at once is halved (`gradient_cache`). On one process only (`launch_settings`).
+it that the network sees at once is halved (`recomputation`). On one process only (`launch_settings`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.interfaces import Dataset, Networks, StepContext
-from trainkit.models.gradient_cache import forward_in_parts
+from trainkit.models.recomputation import forward_in_parts
 from trainkit.tracking.journal import Event
 from trainkit.training.plan import Plan, batch_norm, halved, refuse_few
 from trainkit.training.run_logger import RunLogger
