@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from table_sets import noise, parquet, png, put
 
 from trainkit.data import import_images, sources
@@ -53,12 +52,6 @@ def test_the_class_of_a_picture_is_the_path_below_the_root(tmp_path):
         assert (data.picture(row) == noise(row)).all()
 
 
-def test_people_are_the_first_folders_alone(tmp_path):
-    root = put(tmp_path / "faces", "anna/1.png", "ben/1.png", "ben/2020/2.png")
-    assert ids(sources.open_source(root, nested=False)) == ["anna/1.png", "ben/1.png"]
-    assert ids(sources.open_source(root)) == ["anna/1.png", "ben/1.png", "ben/2020/2.png"]
-
-
 def test_folders_of_splits_are_not_taken_for_classes(tmp_path):
     root = put(tmp_path / "set", "train/cat/1.png", "train/dog/1.png", "val/cat/2.png")
     with pytest.raises(UserError, match=r"splits train, val.*set#train or .*set#val"):
@@ -85,13 +78,6 @@ def test_a_folder_within_itself_ends(tmp_path):
     os.symlink(root, root / "cat" / "again")
     with pytest.raises(UserError, match="within itself"):
         sources.open_source(root)
-
-
-def test_a_source_without_splits_says_so(tmp_path):
-    root = put(tmp_path / "set", "cat/1.png", "dog/1.png")
-    import_images.import_pictures(root, tmp_path / "packed", size=(6, 10))
-    with pytest.raises(UserError, match="packed set has no splits"):
-        sources.open_source(f"{tmp_path / 'packed'}#val")
 
 
 def test_what_a_recipe_names_lies_below_the_data_root(tmp_path, monkeypatch):
@@ -196,11 +182,6 @@ def test_what_is_wrong_in_a_table_is_named(tmp_path, changes, split, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_column_of_one_split_needs_no_choice(tmp_path):
-    file = ocec(tmp_path / "ocec.parquet", split=["all"] * 5)
-    assert sources.open_source(file).size == 5 and sources.open_source(f"{file}#all").size == 5
-
-
 def test_a_flipped_bit_is_found_where_the_pages_have_checksums(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -214,22 +195,6 @@ def test_a_flipped_bit_is_found_where_the_pages_have_checksums(tmp_path):
     file.write_bytes(whole)
     with pytest.raises(UserError, match=r"set\.parquet"):
         list(sources.open_source(file).records())
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_damage_of_any_kind_ends_in_a_user_error_or_in_the_rows(tmp_path, seed):
-    rng = np.random.default_rng(seed)
-    whole = ocec(tmp_path / "whole.parquet").read_bytes()
-    file = tmp_path / "set.parquet"
-    for _ in range(25):
-        content = bytearray(whole)
-        for place in rng.integers(0, len(whole), rng.integers(1, 4)):
-            content[place] = rng.integers(256)
-        file.write_bytes(content[: rng.integers(10, len(whole) + 1)] if rng.random() < 0.3 else content)
-        try:
-            assert len(list(sources.open_source(file).records())) <= 5
-        except UserError as error:
-            assert "set.parquet" in str(error)
 
 
 # The hub
@@ -281,19 +246,6 @@ def test_a_set_is_packed_once_for_each_size_fit_split_and_group(tmp_path, cache)
     ocec(file, label=["open", "open", "open", "open", "closed"], class_id=[1, 1, 1, 1, 0])
     changed = import_images.pack_once(sources.open_source(f"{file}#val"), (6, 10), "stretch")
     assert changed.digest != before["digest"] and changed.labels.tolist() == [1, 0]
-
-
-def test_drawn_characters_keep_their_alphabet_as_group(shared, tmp_path):
-    root = shared / "emb_omniglot"
-    import_images.import_pictures(root, tmp_path / "out", size=(32, 32), fit="stretch", group="^([^/]+)/")
-    data = Packed(tmp_path / "out")
-    assert (len(data), data.classes, len(data.group_names)) == (2720, 136, 5)
-    for row in (0, 1000, 2719):
-        name = data.ids()[row]
-        assert data.class_names[data.labels[row]] == name.rpartition("/")[0]
-        assert data.group_names[data.groups[row]] == name.split("/")[0]
-        theirs = Image.open(root / name).convert("L").resize((32, 32), Image.Resampling.BICUBIC)
-        assert (data.picture(row) == np.asarray(theirs)[..., None]).all()
 
 
 # The command

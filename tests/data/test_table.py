@@ -165,15 +165,6 @@ def test_labels_that_are_several_in_one_are_refused(tmp_path, labels, column, sa
     assert f"{column}: {said!r}; expected one class an image; several classes an image (multi-label)" in str(told.value)
 
 
-def test_a_column_of_numbers_is_a_group_too(tmp_path):
-    paths = pictures(tmp_path)
-    table = lines(
-        tmp_path / "a.csv", "image,label,video", *(f"{path},{k % 2},{k // 2}" for k, path in enumerate(paths))
-    )
-    found = sources.open_source(table, columns={"group": "video"})
-    assert [(record.label, record.group) for record in found.records()] == [(0, "0"), (1, "0"), (0, "1"), (1, "1")]
-
-
 def test_images_with_a_table_of_labels_are_no_scenes(tmp_path):
     root = laid_out("metadata", tmp_path / "set")
     (root / "metadata.csv").write_text((root / "metadata.csv").read_text().replace(",0", ",cat").replace(",1", ",dog"))
@@ -228,14 +219,6 @@ def test_tables_that_cannot_be_used(tmp_path, name, content, said, caplog):
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=said):
         list(sources.open_source(tmp_path / name).records())
     assert not [record for record in caplog.records if record.name.startswith("datasets")], "told twice"
-
-
-def test_a_split_without_rows_is_refused_when_it_is_imported(tmp_path):
-    import pyarrow as pa
-
-    parquet(tmp_path / "a.parquet", image=pa.array([], pa.binary()), label=pa.array([], pa.int64()))
-    with pytest.raises(UserError, match="no images; expected at least one"):
-        import_images.import_pictures(tmp_path / "a.parquet", tmp_path / "out", size=(8, 8))
 
 
 def test_a_folder_of_classes_with_a_table_of_something_else_is_still_one(tmp_path):

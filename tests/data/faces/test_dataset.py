@@ -198,16 +198,6 @@ def test_what_is_missing_is_said_without_failing(tmp_path):
         Faces(train="hf://owner/name").open(0)
 
 
-def test_larger_pictures_are_made_smaller_and_smaller_ones_refused(tmp_path):
-    root = people(tmp_path / "people", size=16)
-    opened = Faces(train=str(root), image_size=8).open(0)
-    row = opened.train.packed.fetch(np.asarray([0]))[0].transpose(1, 2, 0)
-    expected = Image.fromarray(picture(0, 16)).resize((8, 8), Image.Resampling.BICUBIC)
-    assert (row == np.asarray(expected)).all()
-    with pytest.raises(UserError, match=r"0\.png.*16 x 16"):
-        Faces(train=str(root), image_size=32).open(0)
-
-
 def test_a_packed_set_is_opened_where_it_lies_and_packed_again_for_another_size(tmp_path, cache):
     root = people(tmp_path / "people", size=16)
     report = import_images.import_faces(root, tmp_path / "packed", image_size=16)

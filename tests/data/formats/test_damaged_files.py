@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
-import io
-import os
 from collections import Counter
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from binary_readers import READERS
 
@@ -77,28 +73,14 @@ def test_damaged_files_are_read_or_refused_by_name(trials):
 
 
 def test_a_footer_that_would_end_the_process_is_asked_for_nothing_that_does():
-    """A bit of a Parquet file flipped: in what pyarrow 25.0.1 writes, of lengths of histograms."""
+    """A bit of a Parquet file flipped: in what pyarrow 25.0.1 writes, of lengths of histograms, over which its Python
+    ends the process when it is asked for what a footer says of a column."""
     read, sounds = READERS["parquet"][0], sound("parquet")[0]
-    fatal = []
     for at in range(190, 220):
         data = bytearray(sounds)
         data[at] ^= 1
         with contextlib.suppress(UserError):
             read(bytes(data))
-        child = os.fork()
-        if child == 0:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            faulthandler.disable()
-            with contextlib.suppress(BaseException):
-                footer = pq.ParquetFile(io.BytesIO(bytes(data))).metadata
-                for group in map(footer.row_group, range(footer.num_row_groups)):
-                    for part in map(group.column, range(group.num_columns)):
-                        part.to_dict()
-            os._exit(0)
-        if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
-            fatal.append(at)
-    if not fatal:
-        pytest.skip("this pyarrow throws nothing over footers")
 
 
 def test_a_record_batch_of_fewer_than_no_rows_is_refused():

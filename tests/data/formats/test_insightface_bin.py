@@ -132,7 +132,7 @@ def test_what_is_no_verification_set_is_refused(tmp_path, content):
         read(tmp_path, content)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_of_any_kind_ends_in_a_user_error_or_in_pairs(tmp_path, data):
     content = data.draw(st.sampled_from([(PICTURES, [True, False]), (as_arrays(True), [np.bool_(True), False])]))

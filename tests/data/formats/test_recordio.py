@@ -159,7 +159,7 @@ def whole(tmp_path_factory) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in write(folder / "set", small_set(folder)[0]).iterdir()}
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_of_any_kind_ends_in_a_user_error_or_in_records(tmp_path, whole, data):
     folder = tmp_path

@@ -215,8 +215,8 @@ def test_and_of_all_processes_together():
 
 
 def test_as_given_damage_ends_the_run(store):
-    done = spawn(1, str(PLUGIN / "toy.yaml"), "data.damaged=11", "--plugin", "toy")
-    assert done.returncode == EXIT_CODE and "error: images/11: damaged" in done.stderr
+    with pytest.raises(UserError, match="images/11: damaged"):
+        run("data.damaged=11")
     with pytest.raises(UserError, match=r"1 sample is damaged, .*images/11: damaged; expected at most 0 of 64: 1%"):
         run("data.damaged=11", "loader.damaged=replace")
 

@@ -5,14 +5,12 @@ import pickle
 import numpy as np
 import people_sets
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
 from trainkit.data.people import sources
 from trainkit.data.people.index import PeopleIndex, indexed
-from trainkit.interfaces import MODALITIES, RGB, TEXT
+from trainkit.interfaces import TEXT
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -85,42 +83,3 @@ def test_one_set_in_two_places_has_one_digest(tmp_path):
     with (tmp_path / "one" / "index.csv").open("a") as stream:
         stream.write(",p00,,text,one more caption,\n")
     assert indexed(str(tmp_path / "one")).digest != one.digest
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["a", "b", "ü", "c d"]),
-            st.sampled_from(MODALITIES),
-            st.sampled_from(["", "c1", "c2"]),
-            st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20).filter(str.strip),
-        ),
-        min_size=1,
-        max_size=30,
-    )
-)
-def test_any_index_comes_back_as_it_was_written(tmp_path_factory, drawn):
-    root = tmp_path_factory.mktemp("set")
-    lines, expected = [], []
-    for n, (person, modality, camera, text) in enumerate(drawn):
-        path = "" if modality == "text" else f"{modality}/{n}.png"
-        if path:
-            (root / modality).mkdir(exist_ok=True)
-            (root / path).touch()
-        words = " ".join(text.split()) if modality in ("text", "rgb") else ""
-        lines.append((path, person, camera, modality, words))
-        if path:
-            expected.append((path, person, camera, modality, ""))
-        if words:
-            expected.append((None, person, camera, "text", words))
-    people_sets.write_csv(root / "index.csv", lines, ("path", "person", "camera", "modality", "text"))
-    index = indexed(str(root))
-    found = [
-        (None if m == TEXT else id, person, camera, MODALITIES[m], text)
-        for id, person, camera, m, _, _, text, _ in records(index)
-    ]
-    assert sorted(found, key=repr) == sorted(expected, key=repr)
-    for row in np.flatnonzero(index.of >= 0).tolist():
-        assert index.ids[row].startswith(index.ids[index.of[row]])
-        assert index.modality[index.of[row]] == RGB

@@ -402,9 +402,3 @@ def test_a_batch_must_be_made_of_blocks_of_different_people():
 def test_a_block_of_a_recipe_is_checked(block, told):
     with pytest.raises(ValueError, match=told):
         TypeAdapter(Sampler).validate_python(block)
-
-
-def test_a_block_of_a_recipe_becomes_its_class():
-    spec = TypeAdapter(Sampler).validate_python({"name": "modal_pk", "people": 8, "each": 4})
-    assert spec == ModalPK(people=8, each=4) and spec.block == 32
-    assert Pairs(people=8).block == 16 and PK(people=8, each=3).block == 24

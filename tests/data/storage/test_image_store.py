@@ -186,16 +186,6 @@ def test_groups_that_do_not_fit_are_refused(tmp_path, changed, words):
         Packed(folder)
 
 
-def test_decoded_and_encoded_hold_the_same_pixels(tmp_path):
-    source = people(tmp_path / "people")
-    for store in ("decoded", "encoded"):
-        import_images.import_faces(source, tmp_path / store, image_size=SIZE, store=store)
-    one, two = Packed(tmp_path / "decoded"), Packed(tmp_path / "encoded")
-    assert (one.fetch(np.arange(12)) == two.fetch(np.arange(12))).all()
-    assert (one.contents() == two.contents()).all()
-    assert two.encoded(3) == (source / "p0" / "3.png").read_bytes(), "files that fit are kept as they are"
-
-
 def test_every_flipped_byte_of_every_file_is_noticed(folder):
     rng = np.random.default_rng(0)
     files = sorted(folder.iterdir())

@@ -113,14 +113,6 @@ def test_it_is_made_once_and_anew_when_a_photograph_changes(cache, tmp_path):
     assert derived_modalities.folder(source) not in (first, second)
 
 
-def test_a_set_that_was_left_half_made_is_made_again(cache, tmp_path):
-    source = people(tmp_path / "photographs", {"ann": 4})
-    home = derived_modalities.folder(source)
-    (home / "derived.json").unlink()
-    (home / "index.csv").write_text("half")
-    assert derived_modalities.folder(source) == home and len(index(home)) == 4
-
-
 def test_a_caption_is_of_photographs_that_are_not_in_the_gallery(cache, tmp_path):
     source = people(tmp_path / "photographs", {"ann": 6})
     before = index(derived_modalities.folder(source))
