@@ -56,7 +56,7 @@ def test_colours_follow_the_environment(monkeypatch, environment, stream, colour
 def test_nothing_is_wrapped_in_a_pipe_and_a_table_that_is_too_wide_keeps_its_cells(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     wide = [Table([["name", *["column" * 3] * 5], ["row", *["value"] * 5]])]
-    assert len(terminal.plain(wide).splitlines()) == 2
+    assert len(terminal.plain(wide).splitlines()) == 2 and terminal.plain([Table([])]) == ""
     assert ESCAPES.sub("", terminal.shown(wide, Screen())) == terminal.plain(wide)
     assert terminal.width(io.StringIO()) > 1000 and terminal.width(Screen()) == 40
 

@@ -1,7 +1,7 @@
 """Format text for a terminal: tables, colours and a progress bar, and the same text plain for pipes and logs.
 
-`rich` only formats here. What is printed goes through `print` or `click.echo`, so that a pipe whose reader is gone, and
-a disk that is full, are handled in one place. Nothing is imported from rich until a terminal needs it.
+What is printed goes through `print` or `click.echo`, so that a pipe whose reader is gone, and a disk that is full, are
+handled in one place.
 
 - A pipe, a file and `TERM=dumb` get plain text without control codes and without wrapping.
 - `NO_COLOR` switches colours and bold text off; `FORCE_COLOR` switches them on in pipes as well. `NO_COLOR` wins.
@@ -10,21 +10,19 @@ a disk that is full, are handled in one place. Nothing is imported from rich unt
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
+
+import click
 
 from trainkit.errors import visible
 from trainkit.redact import without_secrets
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
 
 _DUMB = ("dumb", "unknown")
 _SILENT, _BETWEEN = 2.0, 30.0
@@ -50,7 +48,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Styled:
-    """A line with a style of rich, such as `bold green`; without colours it is the text alone."""
+    """A line with a style, such as `bold green`; without colours it is the text alone."""
 
     text: str
     style: str
@@ -103,30 +101,16 @@ def bar(what: str, unit: str = "image") -> Iterator[Callable[[int, int], None]]:
     if not is_interactive(sys.stderr):
         yield _Lines(what, unit).on_progress
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Count(ProgressColumn):
-        """Done, in all, and how many a second."""
-
-        def render(self, task: Task) -> Text:
-            """Return the text of a task."""
-            rate = f"  {task.speed:.1f} {unit}s/s" if task.speed else ""
-            return Text(f"{task.completed:.0f}/{task.total or 0:.0f} {unit}s{rate}")
-
-    columns = (TextColumn("{task.description}"), BarColumn(), Count(), TimeRemainingColumn())
-    console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-    # Refreshed here and not by a thread: what is called may fork.
-    with Progress(*columns, console=console, auto_refresh=False) as progress:
-        task, drawn = progress.add_task(what, total=None), 0.0
+    # Redrawn here and not by a thread: what is called may fork.
+    with click.progressbar(length=1, label=f"{what}, {unit}s", show_pos=True, file=sys.stderr) as shown_bar:
+        drawn = 0.0
 
         def on_progress(done: int, total: int) -> None:
             nonlocal drawn
-            progress.update(task, completed=done, total=total)
             if (now := time.perf_counter()) - drawn >= 0.2 or done == total:
                 drawn = now
-                progress.refresh()
+                shown_bar.length = total or None
+                shown_bar.update(done - shown_bar.pos)
 
         yield on_progress
 
@@ -169,98 +153,31 @@ def width(stream: TextIO | None) -> int:
         return 80
 
 
-def console(stream: TextIO | None) -> Console:
-    """Return a console of rich that formats for a stream and writes to memory alone."""
-    from rich.console import Console
-
-    colours = has_colours(stream)
-    made = Console(
-        file=_Memory(getattr(stream, "encoding", None) or "utf-8"),
-        force_terminal=colours,
-        no_color=not colours,
-        color_system="standard" if colours else None,
-        width=width(stream),
-        markup=False,
-        emoji=False,
-        highlight=False,
-        legacy_windows=False,
-    )
-    return made
-
-
-class _Memory(io.StringIO):
-    """Text in memory with the encoding of the stream that it is meant for, by which rich chooses its characters."""
-
-    def __init__(self, encoding: str):
-        super().__init__()
-        self._named = encoding
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Name of the encoding."""
-        return self._named
-
-
-def formatted(renderable: RenderableType, stream: TextIO | None) -> str:
-    """Format something of rich for a stream, without trailing spaces and without a line end."""
-    made = console(stream)
-    with made.capture() as captured:
-        made.print(renderable, soft_wrap=True)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
-
-
 def painted(text: str, style: str, stream: TextIO | None) -> str:
     """Return a text with a style, or as it is where there are no colours. Its control characters are escaped."""
     text = _safe(text)
     if not style or not has_colours(stream):
         return text
-    from rich.text import Text
-
-    return formatted(Text(text, style=style), stream)
+    colours = [word for word in style.split() if word != "bold"]
+    return click.style(text, fg=colours[0] if colours else None, bold="bold" in style or None)
 
 
 def plain(page: Page) -> str:
     """Return a page as plain text."""
-    lines: list[str] = []
+    return shown(page, None, coloured=False)
+
+
+def shown(page: Page, stream: TextIO | None, coloured: bool = True) -> str:
+    """Return a page for a stream: with colours where it has them, else plain; the text is the same."""
+    lines: list[tuple[str, str]] = []
     for part in page:
         if isinstance(part, Table):
-            lines += [line.rstrip() for line in aligned([list(row) for row in part.rows])] if part.rows else []
+            styles = {0: "bold cyan"} | dict.fromkeys(part.emphasised, "bold")
+            rows = aligned([[_safe(cell) for cell in row] for row in part.rows])
+            lines += [(row.rstrip(), styles.get(number, "")) for number, row in enumerate(rows)]
         else:
-            lines.append(part.text if isinstance(part, Styled) else part)
-    return _safe("\n".join(lines))
-
-
-def shown(page: Page, stream: TextIO | None) -> str:
-    """Return a page for a stream: with colours where it has them, else as `plain`; the text is the same."""
-    if not has_colours(stream):
-        return plain(page)
-    parts: list[str] = []
-    for part in page:
-        if isinstance(part, Table):
-            parts += _painted_rows(part, stream)
-        elif isinstance(part, Styled):
-            parts.append(painted(part.text, part.style, stream))
-        else:
-            parts.append(_safe(part))
-    return "\n".join(parts)
-
-
-def _painted_rows(table: Table, stream: TextIO | None) -> Iterable[str]:
-    """Format a table of rich; where it is wider than the terminal its lines are wrapped by the terminal."""
-    from rich.table import Table as RichTable
-
-    if not table.rows:
-        return []
-    rich_table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold cyan")
-    for number, head in enumerate(table.rows[0]):
-        rich_table.add_column(_safe(head), justify="left" if number == 0 else "right", no_wrap=True)
-    for number, row in enumerate(table.rows[1:], 1):
-        rich_table.add_row(*map(_safe, row), style="bold" if number in table.emphasised else "")
-    made = console(stream)
-    made.width = _WIDE
-    with made.capture() as captured:
-        made.print(rich_table)
-    return [line.rstrip() for line in captured.get().rstrip("\n").split("\n")]
+            lines.append((part.text, part.style) if isinstance(part, Styled) else (part, ""))
+    return "\n".join(painted(text, style if coloured else "", stream) for text, style in lines)
 
 
 def _safe(text: str) -> str:
@@ -276,7 +193,7 @@ def duration(seconds: float) -> str:
         if limit is None or whole < limit:
             rest = whole % size // (size // (24 if large == "d" else 60))
             return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
-    raise AssertionError
+    raise ValueError(f"{seconds} s is no duration")
 
 
 def clock_time(seconds: float) -> str:
@@ -324,7 +241,7 @@ def numbers(values: Sequence[float]) -> list[str]:
 
 def aligned(rows: list[list[str]]) -> list[str]:
     """Format rows as lines with aligned columns, the first flush left and the others flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [[cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
               for row in rows]  # fmt: skip
     return ["  ".join(row) for row in padded]

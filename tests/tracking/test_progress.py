@@ -204,7 +204,7 @@ def test_a_training_prints_the_same_rows_into_a_pipe_and_on_a_terminal_and_there
     plain = trained(tmp_path, on_terminal=False)
     assert "\x1b" not in plain and "\r" not in plain and " left  ends " not in plain
     raw = trained(tmp_path, on_terminal=True)
-    assert "\x1b[1;36m" in raw and re.search(r"\d+/12 .*\d+:\d\d left  ends \d\d:\d\d", ESCAPES.sub("", raw))
+    assert "\x1b[36m\x1b[1m" in raw and re.search(r"\d+/12 .*\d+:\d\d left  ends \d\d:\d\d", ESCAPES.sub("", raw))
     # What remains on the screen: of a line what was written after it was cleared last.
     screen = "\n".join(ESCAPES.sub("", line.split("\r\x1b[2K")[-1]) for line in raw.split("\n"))
     assert rows(screen) == rows(plain) and len(rows(plain)) == 7, plain

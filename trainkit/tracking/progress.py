@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from trainkit.terminal import Page, Styled, clock_time, formatted, numbers, shown, width
+from trainkit.terminal import Page, Styled, clock_time, has_colours, numbers, painted, shown, width
 
 HEAD, BEST = "bold cyan", "green"
 """Styles of the header, and of the row of an evaluation that is the best so far."""
@@ -170,14 +170,13 @@ class ProgressBar:
 
 
 def _drawn(step: int, steps: int, columns: int, stream: TextIO) -> str:
-    from rich.progress_bar import ProgressBar as RichBar
-
-    bar = RichBar(
-        total=max(1, steps), completed=step, width=columns,
-        style="bright_black", complete_style="cyan", finished_style="green",
-    )  # fmt: skip
-    text = formatted(bar, stream)
-    return text if "\x1b" in text else text.ljust(columns)
+    done = columns * step // max(1, steps)
+    mark = "━" if "utf" in (getattr(stream, "encoding", None) or "utf-8").lower() else "-"
+    if not has_colours(stream):
+        return (mark * done).ljust(columns)
+    return painted(mark * done, "green" if done == columns else "cyan", stream) + painted(
+        mark * (columns - done), "bright_black", stream
+    )
 
 
 def to_stdout(page: Page) -> str:
