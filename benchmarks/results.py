@@ -83,7 +83,7 @@ def machine() -> dict[str, str]:
     import benchmarks
     import trainkit
     from trainkit.environment import record
-    from trainkit.tracking.system.cgroup import cores
+    from trainkit.tracking.system_load import cores
 
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     sources = record.program(benchmarks.__name__)

@@ -11,7 +11,7 @@ from trainkit.models.compilation import compile_in_place
 from trainkit.rng import reseed
 from trainkit.speed import device_timeline
 from trainkit.speed.sync_points import Log, cuda_waits
-from trainkit.tracking.system.load import Load
+from trainkit.tracking.system_load import Load
 from trainkit.training.out_of_memory import is_out_of_memory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

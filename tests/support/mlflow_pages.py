@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from browser import Page
 
-from trainkit.tracking.mlflow_view import VIEW
+from trainkit.tracking.mlflow_experiment import VIEW
 
 _TRAINING = "workflowType=machine_learning"
 """Without it the page has menus for language models."""

@@ -10,7 +10,7 @@ import numpy as np
 from trainkit.speed.clock import STEP, Clock
 from trainkit.speed.evidence import Compiled, Evidence, Waits
 from trainkit.speed.limits import ThroughputLimits
-from trainkit.tracking.system.load import Reading
+from trainkit.tracking.system_load import Reading
 
 
 class Hands:

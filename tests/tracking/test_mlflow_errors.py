@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sqlite3
-import threading
-import time
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -14,8 +10,7 @@ from proxy_server import proxy
 
 from trainkit.errors import UserError
 from trainkit.tracking import mlflow_database
-from trainkit.tracking import store as store_module
-from trainkit.tracking.mlflow_errors import Away, reason
+from trainkit.tracking.mlflow_errors import reason
 from trainkit.tracking.store import Store
 
 SEARCH = "/api/2.0/mlflow/experiments/search"
@@ -175,34 +170,3 @@ def test_the_newest_schema_is_that_of_a_new_database(store):
         (made,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     known = mlflow_database._schemas()
     assert known[-1] == made and known[0] == "451aebb31d03" and len(set(known)) == len(known) > 50
-
-
-@pytest.mark.parametrize("start", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n{"])
-def test_a_server_that_sends_a_byte_now_and_then_holds_nobody_up(monkeypatch, start):
-    """MLflow's limit of seconds is for each part of an answer."""
-    for name, value in {"TIMEOUT": "1", "MAX_RETRIES": "0"}.items():
-        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", value)
-    monkeypatch.setattr(store_module, "_PAUSES_SECONDS", 0.2)
-    over, asked = threading.Event(), []
-
-    def drip(connection):
-        asked.append(connection)
-        with contextlib.suppress(OSError), connection:
-            connection.recv(1 << 16)
-            connection.sendall(start)
-            while not over.wait(0.1):
-                connection.sendall(b" ")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(
-            target=lambda: [threading.Thread(target=drip, args=(server.accept()[0],)).start() for _ in range(2)],
-            daemon=True,
-        ).start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
-        for _ in range(2):
-            began = time.monotonic()
-            with pytest.raises(Away, match="does not answer in time"):
-                Store.locate().client()
-            assert time.monotonic() - began < 30
-        assert len(asked) == 1, "no thread for each time"
-        over.set()

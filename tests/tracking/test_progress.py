@@ -91,13 +91,6 @@ def test_the_bar_shows_progress_time_left_and_the_time_of_day_and_fits_the_termi
     assert screen.getvalue().endswith("\r\x1b[2K")
 
 
-def test_without_colours_the_bar_has_none(monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    screen = Screen()
-    ProgressBar(screen, 10, 2.0).update(5, lambda: ["loss 1"])
-    assert ESCAPES.findall(screen.getvalue()) == ["\x1b[2K"] and "5/10" in screen.getvalue()
-
-
 def test_a_terminal_that_was_closed_ends_nothing():
     screen = Screen()
     bar = ProgressBar(screen, 10, 0.0)
@@ -211,10 +204,3 @@ def test_a_training_prints_the_same_rows_into_a_pipe_and_on_a_terminal_and_there
     assert rows(plain)[0][-2:] == ["val/accuracy", "val/ema/accuracy"] and "*best" in plain
     for text in (plain, screen):
         click_commands.following(text)
-
-
-@pytest.mark.slow
-def test_a_dumb_terminal_gets_the_plain_rows(tmp_path):
-    plain = trained(tmp_path, on_terminal=False)
-    quiet = trained(tmp_path, on_terminal=True, NO_COLOR="1", TERM="dumb")
-    assert "\x1b" not in quiet and rows(quiet) == rows(plain)

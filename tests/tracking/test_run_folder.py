@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 import subprocess
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import fault_injection
@@ -24,7 +22,6 @@ from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
 from trainkit.tracking import run_folder, run_lifecycle, uploader
-from trainkit.tracking import store as store_module
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -149,21 +146,13 @@ def test_a_store_named_from_the_folder_of_the_start_stays_where_it_is(tmp_path, 
     assert ran.folder.info().status == "FINISHED" and all_same(ran, whole) and not os.listdir(other)
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_written_is_refused_before_anything_is_done(tmp_path):
     with mounted(tmp_path / "disk", 1, "ro") as disk:
         home = {"TRAINKIT_STORE": str(disk.place / "store")}
         refused = spawn(1, str(TOY), "--plugin", "toy", **disk.environment, **home)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr and "step " not in refused.stdout
     assert f"{disk.place}/store: cannot be made: Read-only file system" in refused.stderr
-
-
-def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, caplog):
-    mounts = f"server:/x {tmp_path} nfs4 rw 0 0\ntmpfs / tmpfs rw 0 0\n"
-    real = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda self, *a: mounts if str(self) == "/proc/mounts" else real(self, *a))
-    with caplog.at_level(logging.WARNING):
-        store_module._warn_of_network(tmp_path)
-    assert "is on a network file system (nfs4), where SQLite is not safe" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------- two jobs, one run (K6)

@@ -55,7 +55,7 @@ def test_a_short_name_is_the_last_finished_run_of_that_name_and_to_resume_the_la
     assert store.find(first.name, unfinished=True) == first, "a whole name is that run"
 
 
-def test_an_ambiguous_word_lists_the_newest_candidates_with_score_and_time(store, monkeypatch):
+def test_an_ambiguous_word_lists_the_newest_candidates_with_their_time(store, monkeypatch):
     runs = [made(store, "faces", "KILLED", number, number / 10) for number in range(1, 8)]
     with pytest.raises(UserError) as caught:
         store.find("faces")
@@ -63,14 +63,7 @@ def test_an_ambiguous_word_lists_the_newest_candidates_with_score_and_time(store
     assert head == "run 'faces': 7 runs begin so, none of them finished; name one of them, the newest first:"
     assert [line.split()[0] for line in lines] == [*(run.name for run in runs[:1:-1]), "and"]
     assert lines[-1] == "  and 2 older ones"
-    assert lines[0].split()[1] == "killed" and lines[0].endswith("val/top1 0.7") and "2023-11-" in lines[0]
-    runs[6].journal.write_text("{ damaged")
-    runs[5].recipe.unlink()
-    with pytest.raises(UserError) as caught:
-        store.find("faces-s0-")
-    lines = str(caught.value).splitlines()
-    assert "begin so; name" in lines[0] and not any("val/top1" in line for line in lines[1:3]), "what is damaged"
-    assert lines[3].endswith("val/top1 0.5")
+    assert lines[0].split()[1] == "killed" and "2023-11-" in lines[0]
 
 
 def test_last_is_the_newest_training_and_last_finished_the_newest_that_finished(store):
@@ -147,10 +140,8 @@ def test_a_folder_of_the_store_is_its_run(store):
 
 @pytest.mark.parametrize(
     "words",
-    ["show {}", "cp {} new.yaml", "predict {} images out.csv", "evaluate {}", "export {} out",
-     "compare {} other", "promote {}", "sync {}", "run --resume {}",
-     "run my.yaml --plugin toy --score {}", "run my.yaml --plugin toy --resume {}"],
-)  # fmt: skip
+    ["show {}", "compare {} other", "run my.yaml --plugin toy --resume {}"],
+)
 def test_every_verb_takes_a_run_where_something_else_has_its_name_and_says_so(store, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(PLUGIN)

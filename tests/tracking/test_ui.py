@@ -358,9 +358,8 @@ def test_an_empty_store_and_one_that_was_moved_are_said_to_be(store, monkeypatch
         yield SimpleNamespace(wait=wait), f"http://127.0.0.1:{port}/token"
 
     def said_of(*places):
-        found = [{"experiment_id": "0", "name": "Default", "artifact_location": f"{store.home}/artifacts/0"}]
-        found += [{"experiment_id": "1", "name": "faces", "artifact_location": place} for place in places]
-        monkeypatch.setattr(ui, "_experiments", lambda page: found)
+        found = [SimpleNamespace(experiment_id="1", name="faces", tags={}, artifact_location=place) for place in places]
+        monkeypatch.setattr(ui, "_experiments", lambda store: found)
         said = []
         serve(store, say=said.append)
         return "\n".join(said[2:])

@@ -92,9 +92,9 @@ def test_the_run_table_shows_parameters_and_scores_with_the_best_run_first(site)
 
 
 def test_the_addresses_that_the_command_prints_lead_to_that_table(site):
-    ((name, address),) = ui._run_tables(ui._experiments(site.at), site.at)
-    assert name == "faces"
-    site.page.open(address)
+    (found,) = ui._experiments(Store.locate())
+    assert found.name == "faces"
+    site.page.open(f"{site.at}/{ui._run_table(found.experiment_id, found.tags)}")
     site.page.until_shown(*SCORES, "best/val/accuracy")
 
 

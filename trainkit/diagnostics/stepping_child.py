@@ -37,7 +37,7 @@ from trainkit.files import write_aside
 from trainkit.tracking.journal import Journal
 from trainkit.tracking.run_folder import RunFolder, RunInfo
 from trainkit.tracking.store import Store
-from trainkit.tracking.system.cgroup import cores
+from trainkit.tracking.system_load import cores
 from trainkit.tracking.tracker import Silent
 from trainkit.training.dependencies import gather
 from trainkit.training.evaluator import evaluate, trial

@@ -325,7 +325,7 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
         return str(folder.path)
 
     def unbegun() -> bool:
-        own = tracker.folder.name if isinstance(tracker, Tracker) else ""
+        own = tracker.folder.name if not isinstance(tracker, Silent) else ""
         return runtime.world == 1 and not resuming and all(run.info().parent != own for run in store.runs())
 
     with ending(lambda: tracker, unbegun=unbegun):

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from trainkit.tracking.system.cgroup import affinity, quota
+from trainkit.tracking.system_load import affinity, quota
 
 if TYPE_CHECKING:
     from trainkit.distributed.runtime import Runtime

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainkit.speed.clock import Steps
 from trainkit.speed.limits import ThroughputLimits
-from trainkit.tracking.system.load import Reading
+from trainkit.tracking.system_load import Reading
 
 
 @dataclass(frozen=True, kw_only=True)

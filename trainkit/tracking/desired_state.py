@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainkit.files import sync_file, sync_folder
-from trainkit.tracking.journal import Lines, sync_lines
+from trainkit.tracking.journal import Lines
 from trainkit.tracking.run_folder import RunFolder, without_waiting
 
 FILE = "desired.jsonl"
@@ -77,7 +77,6 @@ class DesiredState:
         self._unsynced: list[Path] = []
         self._warned = False
         self._take_over()
-        self.remove_unused(hidden=True)
 
     @property
     def position(self) -> int:
@@ -161,7 +160,7 @@ class DesiredState:
                     sync_file(part)
         if fresh:
             sync_folder(self.folder.path / _FILES)
-        sync_lines(self._lines, self._lock)
+        self._lines.sync(self._lock)
 
     def close(self) -> None:
         """Hand what is left to the disk, and close; harmless when repeated."""
@@ -186,37 +185,32 @@ class DesiredState:
             _log.warning("%s cannot be read, as after a power cut; all else is sent", place)
         return None
 
-    def remove_unused(self, hidden: bool = False) -> None:
-        """Remove the folders of files that nothing refers to; `hidden` as well those that a killed process left."""
-        with self._lock:
-            used = {"/".join(entry.value["at"].split("/")[:2]) for entry in self._wanted.values() if _has_file(entry)}
-            places = [path for name in (_FILES, _OLDER) for path in (self.folder.path / name).glob("*")]
+    def remove_files(self, keep: Callable[[], Iterable[Wanted]], hidden: bool = False) -> None:
+        """Remove the files that no entry of `keep` has; `hidden`: and those that a killed process was writing."""
+        # Listed before it is asked what to keep: what is set meanwhile is not among them.
+        places = [path for name in (_FILES, _OLDER) for path in (self.folder.path / name).glob("*")]
+        kept = {"/".join(_place(entry).split("/")[:2]) for entry in keep()}
         for path in places:
-            unused = f"{path.parent.name}/{path.name}" not in used
-            if hidden if path.name.startswith(".") else unused:
-                _remove(path)
+            if hidden if path.name.startswith(".") else f"{path.parent.name}/{path.name}" not in kept:
+                shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             (self.folder.path / _OLDER).rmdir()
 
-    def uploaded(self, entry: Wanted) -> None:
-        """Remove the file of an entry, which MLflow has or will never take."""
-        if _has_file(entry) and _PLACE.fullmatch(entry.value["at"]):
-            _remove(self.folder.path.joinpath(*entry.value["at"].split("/")[:2]))
-
     def _take_over(self) -> None:
         """Set what an older version had yet to upload."""
-        older = [path for path, _ in _older_jobs(self.folder)]
-        for entry in _older(self.folder):
+        older = list(_older(self.folder))
+        for entry in (entry for _, entries in older for entry in entries):
             self.set(*entry[:3])
         if older:
             self.commit()
-        for path in older:
+        for path, _ in older:
             (path / "job.json").unlink(missing_ok=True)
 
 
 def read(folder: RunFolder) -> list[Wanted]:
     """Return the desired state of a run without changing anything, what was set first coming first."""
-    return list(_last_of_each((*_entries(folder.path / FILE), *_older(folder))).values())
+    older = (entry for _, entries in _older(folder) for entry in entries)
+    return list(_last_of_each((*_entries(folder.path / FILE), *older)).values())
 
 
 def _last_of_each(entries: Iterable[Wanted]) -> dict[tuple[str, str], Wanted]:
@@ -240,12 +234,17 @@ def is_gone(folder: RunFolder, entry: Wanted) -> bool:
 
 def path_of(folder: RunFolder, entry: Wanted) -> Path | None:
     """Return the place of the file of an entry, which may be gone; None where that is not in the run's folder."""
-    value = entry.value if isinstance(entry.value, dict) else {}
-    at, name = value.get("at"), value.get("file")
-    if not isinstance(at, str) or not isinstance(name, str) or not _PLACE.fullmatch(at) or Path(name).name != name:
+    at, name = _place(entry), entry.value.get("file") if _place(entry) else None
+    if not isinstance(name, str) or Path(name).name != name:
         return None
     place = folder.path / at / name
     return place if place.resolve() == folder.path.resolve() / at / name else None
+
+
+def _place(entry: Wanted) -> str:
+    """Return the folder of the file of an entry, in that of the run; empty without one."""
+    at = entry.value.get("at") if isinstance(entry.value, dict) else None
+    return at if isinstance(at, str) and _PLACE.fullmatch(at) else ""
 
 
 def _entries(path: Path) -> Iterator[Wanted]:
@@ -270,48 +269,33 @@ def _entries(path: Path) -> Iterator[Wanted]:
         return
 
 
-def _older_jobs(folder: RunFolder) -> Iterator[tuple[Path, Any]]:
+def _older(folder: RunFolder) -> Iterator[tuple[Path, list[Wanted]]]:
+    """Yield the folders of what an older version had yet to upload, and that, at positions behind all others."""
     older = folder.path / _OLDER
     for path in sorted(older.iterdir()) if older.is_dir() else ():
         if path.name.isdigit() and (path / "job.json").exists():
             try:
-                yield path, json.loads((path / "job.json").read_bytes())
-            except (OSError, ValueError, RecursionError):
+                yield path, _of_job(json.loads((path / "job.json").read_bytes()), f"{_OLDER}/{path.name}/file")
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 _log.warning("%s cannot be read, as after a power cut; all else is sent", path)
-                yield path, None
+                yield path, []
 
 
-def _older(folder: RunFolder) -> Iterator[Wanted]:
-    """Yield what an older version had yet to upload, at positions behind all others."""
-    for path, job in _older_jobs(folder):
-        with contextlib.suppress(KeyError, TypeError, AttributeError):
-            kind, behind = job.pop("kind"), sys.maxsize
-            if job["file"] is not None:
-                job["at"] = f"{_OLDER}/{path.name}/file"
-            if kind == "tags":
-                yield from (Wanted("tag", key, text, behind) for key, text in job["tags"].items())
-            elif kind == "artifact":
-                yield Wanted("file", "/".join(filter(None, (job["folder"], job["file"]))), job, behind)
-            elif kind == "dataset":
-                yield Wanted(kind, f"{job['name']} {job['context']}", job, behind)
-            elif kind == "model":
-                yield Wanted(kind, f"{job['name']}@{job['step']}", job, behind)
-            elif kind == "beneath":
-                yield Wanted("child", job["run"], job["tags"], behind)
-            elif kind == "end":
-                yield Wanted("status", "", {"status": job["status"], "time": job["time"]}, behind)
-
-
-def _has_file(entry: Wanted) -> bool:
-    return isinstance(entry.value, dict) and isinstance(entry.value.get("at"), str)
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder, its name first: half of one would be taken for a damaged one."""
-    aside = path if path.name.startswith(".") else path.with_name(f".{path.name}")
-    with contextlib.suppress(FileNotFoundError):
-        path.rename(aside)
-    shutil.rmtree(aside, ignore_errors=True)
+def _of_job(job: dict[str, Any], place: str) -> list[Wanted]:
+    kind, behind = job["kind"], sys.maxsize
+    if job["file"] is not None:
+        job["at"] = place
+    if kind == "tags":
+        return [Wanted("tag", key, text, behind) for key, text in job["tags"].items()]
+    if kind == "beneath":
+        return [Wanted("child", job["run"], job["tags"], behind)]
+    if kind == "end":
+        return [Wanted("status", "", {"status": job["status"], "time": job["time"]}, behind)]
+    if kind == "artifact":
+        return [Wanted("file", "/".join(filter(None, (job["folder"], job["file"]))), job, behind)]
+    if kind == "dataset":
+        return [Wanted(kind, f"{job['name']} {job['context']}", job, behind)]
+    return [Wanted(kind, f"{job['name']}@{job['step']}", job, behind)]
 
 
 def _crc(file: Path) -> int | None:

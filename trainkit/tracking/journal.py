@@ -137,25 +137,24 @@ class Lines:
             self.written += done
             del self.held[:done]
 
+    def sync(self, lock: threading.RLock) -> int:
+        """Sync lines to the disk, and return how far the file reaches then. Raises OSError when the disk refuses."""
+        with lock:
+            self.flush()
+            position = self.written
+            # Under the lock an append of the main thread would wait for the disk; a descriptor of its own frees it.
+            file = os.dup(self.file.fileno())
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return position
+
     def cut(self, position: int) -> None:
         """Cut the file to `position`, at once and for good."""
         self.file.truncate(position)
         os.fsync(self.file.fileno())
         self.written = position
-
-
-def sync_lines(lines: Lines, lock: threading.RLock) -> int:
-    """Sync lines to the disk, and return how far the file reaches then. Raises OSError when the disk refuses."""
-    with lock:
-        lines.flush()
-        position = lines.written
-        # Under the lock an append of the main thread would wait for the disk; a descriptor of its own frees it.
-        file = os.dup(lines.file.fileno())
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-    return position
 
 
 class Journal:
@@ -307,7 +306,7 @@ class Journal:
         """
         with self._lock:
             self._take_in()
-        return sync_lines(self._lines, self._lock)
+        return self._lines.sync(self._lock)
 
     def cut_back(self, position: int) -> Replay:
         """Cut the file to `position` (of the checkpoint that is resumed from); what was behind it becomes `replay`.

@@ -1,8 +1,15 @@
-"""Prepare the MLflow experiment of a run: its place, its note and its primary metric."""
+"""Prepare the MLflow experiment of a run: its place, its note, its primary metric, and the view of its runs.
+
+The only place that knows how MLflow's page (3.17) keeps a view, which is columns and order of the run table, and the
+charts above all others: as JSON in a tag of the experiment, for addresses with `viewStateShareKey`. The page ignores
+keys that it does not know, and without the tag shows its own view.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,6 +17,18 @@ from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.tracking.relocate import folder_of, strayed
 from trainkit.tracking.store import Store
+
+VIEW = "trainkit"
+"""Name in the address (`viewStateShareKey`) of the view of the run table that every experiment has."""
+ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
+"""Tags of parent runs."""
+_TELLING = ("task.method", "task.margin.name", "seed")
+"""Parameters with a column in the run table, beside those that were changed or in which runs differ."""
+_UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promote")
+_TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
+"""Longest value, most columns, and with how many runs a new one is held against."""
+_RATE = "speed/samples_per_s"
+_NAME, _NAME_WIDTH = "attributes.`Run Name`", 260
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -83,3 +102,112 @@ def _guide(primary_metric: str | None) -> str:
         "recipe and rows; the recipe's `log.metrics` brings them here. Weights are its models. The x axis is the "
         "optimizer step."
     )
+
+
+def offer_view(
+    client: Any,
+    experiment_id: str,
+    primary_metric: str | None,
+    higher_is_better: bool,
+    params: Mapping[str, str],
+    changed: Sequence[str] = (),
+    nested: bool = False,
+) -> None:
+    """Store a view of the run table with scores and the parameters in which runs differ; MLflow's own shows no score.
+
+    Runs are ranked by their best primary score, child runs among them: MLflow shows them below their parent only where
+    runs are sorted by time. `changed`: keys that the command of the run has set, a block's for all of its parameters.
+    `nested`: the run will have children.
+    """
+    tag = f"mlflow.sharedViewState.{VIEW}"
+    kept = client.get_experiment(experiment_id).tags.get(tag)
+    if kept and '"updatedAt": 0,' not in kept:
+        return  # a person has changed it in the page
+    before = json.loads(json.loads(kept)["state"]) if kept else {}
+    shown_before = before.get("selectedColumns", [])
+    scores = [f"metrics.`{name}`" for name in (f"best/{primary_metric}", primary_metric)] if primary_metric else []
+    mean = f"metrics.`final/{primary_metric}`"  # of a parent the mean over its children
+    if primary_metric and (nested or mean in shown_before):
+        scores.append(mean)
+    # Of the parameters, those that this run or an earlier one of the experiment has, and in which runs differ.
+    shown = [column[8:-1] for column in shown_before if column.startswith("params.")]
+    telling = [name for name in _TELLING if name in params or name in shown]
+    differing = [*(name for name in shown if name not in telling), *_differing(client, experiment_id, params, changed)]
+    told = list(dict.fromkeys([*differing, *telling]))[:_MOST_TELLING]
+    columns = [
+        *scores[:1],
+        *([f"metrics.`baseline/{primary_metric}`"] if primary_metric else []),
+        f"metrics.`{_RATE}`",
+        *(f"params.`{name}`" for name in told),
+        *scores[1:],
+        "metrics.`train/loss`",  # the duration is always there
+    ]
+    state = {
+        "orderByKey": scores[0] if scores else "attributes.start_time",
+        "orderByAsc": bool(scores) and not higher_is_better,
+        "selectedColumns": columns,
+        "columnOrder": [_NAME, *columns],
+        # Wide enough for the heading, and for a fraction of six digits.
+        "columnWidths": {
+            _NAME: _NAME_WIDTH, **{column: max(8 * len(column.split("`")[1]) + 32, 90) for column in columns}
+        },
+        **_charts(primary_metric, [name for name in told if name in differing]),
+    }  # fmt: skip
+    view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
+    if view != kept:
+        set_tag(client, experiment_id, tag, view)
+
+
+def _differing(client: Any, experiment_id: str, params: Mapping[str, str], changed: Sequence[str]) -> list[str]:
+    """Return names of parameters that were changed, or in which this run and the newest of the experiment differ."""
+    newest = client.search_runs([experiment_id], max_results=_NEWEST)
+    telling = [
+        name
+        for name, value in params.items()
+        if name != "name" and not name.startswith(_UNTELLING) and len(value) <= _TELLING_CHARS
+    ]
+    own = [name for name in telling if any(name == key or name.startswith(f"{key}.") for key in changed)]
+    others = [run.data.params for run in newest]
+    return own + [name for name in telling if any(other.get(name, params[name]) != params[name] for other in others)]
+
+
+def _charts(primary_metric: str | None, differing: list[str]) -> dict[str, Any]:
+    """Return the charts of the view, above those that MLflow makes of all metrics: curves, scores and time."""
+    about: list[dict[str, Any]] = [_line(name) for name in _curves(primary_metric)]
+    if primary_metric:
+        best = f"best/{primary_metric}"
+        about.append({"type": "BAR", "metricKey": best})
+        if differing:
+            about.append({"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": [best]})
+    about += [{"type": "BAR", "metricKey": f"time/{part}_share"} for part in ("compute", "data", "eval")]
+    return {**_sections(about), "isAccordionReordered": False}
+
+
+def _curves(primary_metric: str | None) -> list[str]:
+    return [name for name in ("train/loss", primary_metric, _RATE) if name]
+
+
+def _line(name: str) -> dict[str, Any]:
+    return {
+        "type": "LINE",
+        "metricKey": name,
+        "selectedMetricKeys": [name],
+        "useGlobalLineSmoothing": False,
+        "lineSmoothness": 0,
+    }
+
+
+def _sections(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return charts as a section "At a glance", and the two behind which MLflow puts those that it adds."""
+    section = {"display": True, "isReordered": False, "deleted": False}
+    return {
+        "compareRunCharts": [
+            {"uuid": f"{VIEW}-{number}", "metricSectionId": VIEW, "deleted": False, "isGenerated": False, **chart}
+            for number, chart in enumerate(about)
+        ],
+        "compareRunSections": [
+            {"uuid": VIEW, "name": "At a glance", "isGenerated": False, **section},
+            {"uuid": f"{VIEW}-model", "name": "Model metrics", "isGenerated": True, **section},
+            {"uuid": f"{VIEW}-system", "name": "System metrics", "isGenerated": True, **section},
+        ],
+    }

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.tracking import mlflow_experiment, mlflow_view
+from trainkit.tracking import mlflow_experiment
 from trainkit.tracking.mlflow_errors import Away
 from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
@@ -115,8 +115,8 @@ def _ensured(folder: RunFolder, store: Store, client: MlflowClient, creation: Ru
         tags["mlflow.parentRunId"] = above
     best, higher = creation.primary_metric, creation.higher_is_better
     experiment_id = mlflow_experiment.prepared(client, store, creation.experiment, creation.note, best, higher)
-    nested = not mlflow_view.ABOVE.isdisjoint(tags)
-    mlflow_view.offer_view(client, experiment_id, best, higher, creation.params, creation.changed, nested)
+    nested = not mlflow_experiment.ABOVE.isdisjoint(tags)
+    mlflow_experiment.offer_view(client, experiment_id, best, higher, creation.params, creation.changed, nested)
     params = creation.params
     if known is None:
         run_id = _made(folder, client, experiment_id, creation, tags)

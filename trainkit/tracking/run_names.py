@@ -22,9 +22,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.config import diff
 from trainkit.errors import UserError, listing, visible
-from trainkit.tracking import journal
 from trainkit.tracking.run_folder import META, RunFolder, RunInfo
 
 Known = Sequence[tuple[RunInfo, RunFolder]]
@@ -137,19 +135,9 @@ def _fitting(words: Sequence[str]) -> list[str]:
 
 
 def described(info: RunInfo, folder: RunFolder) -> str:
-    """Return a line about a run: its name, how it ended, when it began, and its primary score where it has one."""
+    """Return a line about a run: its name, how it ended, and when it began."""
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.started))
-    return "  ".join(filter(None, (folder.name, info.status.lower(), began, _score(folder))))
-
-
-def _score(folder: RunFolder) -> str:
-    """Return the best primary score of a run with its name; empty where it has none, or cannot be read."""
-    try:
-        metric = (diff.read(folder.recipe).get("best") or {})["metric"]
-        points = journal.at_best(journal.read(folder.journal).metrics)[f"best/{metric}"]
-        return f"{metric} {points[-1].value:.4g}"
-    except (UserError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""
+    return "  ".join((folder.name, info.status.lower(), began))
 
 
 def _short(name: str) -> tuple[str, ...]:

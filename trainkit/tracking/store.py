@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import json
 import logging
@@ -23,9 +22,8 @@ import secrets
 import shutil
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,11 +42,6 @@ from trainkit.tracking.run_folder import CREATION, RunFolder, RunInfo, parse_inf
 
 _OLDEST_SERVER = 3
 """Version of MLflow since which runs have models (`LoggedModel`)."""
-
-_PAUSES_SECONDS = 5.0
-"""Between the tries of MLflow's client, together."""
-_asking: dict[str, threading.Thread] = {}
-_asking_lock = threading.Lock()
 
 _log = logging.getLogger("trainkit")
 
@@ -78,10 +71,8 @@ class Store:
     @property
     def artifacts(self) -> Path | None:
         """Folder of artifacts, beside the database; None where a server decides."""
-        if self.uri.startswith(("http://", "https://", "databricks")):
-            return None
         # Of a database elsewhere MLflow would take a folder of wherever the run was started.
-        return (self.database.parent if self.database else self.home) / "artifacts"
+        return self.database.parent / "artifacts" if self.database else None
 
     @property
     def shown(self) -> str:
@@ -114,17 +105,14 @@ class Store:
             _warn_of_network(database.parent)
             make_database(database)
             check_database(database)
-        elif "://" not in self.uri or self.uri.startswith("file:"):
-            found = f"{self.shown} is taken for a folder, which MLflow no longer writes"
-            raise UserError(
-                "MLFLOW_TRACKING_URI", found, "sqlite:///FILE or http(s)://HOST", "unset it for the default"
-            )
+        elif not self.uri.startswith(("http://", "https://", "databricks")):
+            found, expected = f"{self.shown} is not a server", "sqlite:///FILE or http(s)://HOST"
+            remedy = "start `mlflow server` before another database; unset it for the default"
+            raise UserError("MLFLOW_TRACKING_URI", found, expected, remedy)
         elif not _has_whole_address(self.uri):
             found = f"{self.shown} has no host and port"
             remedy = "write : / ? # @ in a password as %3A %2F %3F %23 %40"
             raise UserError("MLFLOW_TRACKING_URI", found, "SCHEME://USER:PASSWORD@HOST:PORT", remedy)
-        elif not self.uri.startswith(("http://", "https://", "databricks")):
-            _check_reachable(self.uri, self.shown)
 
     def ready(self) -> None:
         """Prepare the store before a run begins. One that is unavailable is no error: the run begins all the same."""
@@ -143,16 +131,11 @@ class Store:
         # A traceback of everything that it raises as well, whoever catches it and says so: a full disk, a lock.
         logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
-        def asked() -> Any:
+        with self.asking():
             client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             client.search_experiments(max_results=1)
-            return client
-
-        with self.asking():
-            if not self.uri.startswith(("http://", "https://")):
-                return asked()
-            client = _within_time(asked, self.shown)
-            _within_time(lambda: _check_server(self.uri, self.shown), self.shown)
+            if self.uri.startswith(("http://", "https://")):
+                _check_server(self.uri, self.shown)
             return client
 
     @contextlib.contextmanager
@@ -171,7 +154,7 @@ class Store:
 
         `NAME@ALIAS` and `NAME/VERSION` of the registry name a registered model. Beside it lies what describes it. Files
         that this machine does not hold are downloaded, once, to `<home>/downloads/<model id>/`. Raises UserError for an
-        id that the store does not have, naming the nearest ones, and for a file that does not arrive whole.
+        id that the store does not have, and for a file that does not arrive whole.
         """
         word = uri.removeprefix("models:/").strip("/")
         client = self.client()
@@ -187,13 +170,13 @@ class Store:
                 found, remedy = reason(error)
                 raise UserError(self.shown, found, remedy=remedy) from None
             wanted = "models:/<model id> or models:/NAME@ALIAS"
-            raise UserError(uri, f"not in {self.shown}", wanted, _near(word, _models(client))) from None
+            remedy = "`trainkit show RUN` and the page of an experiment name its models"
+            raise UserError(uri, f"not in {self.shown}", wanted, remedy) from None
         try:
             there = client.list_logged_model_artifacts(word)
             files = [file for file in there if file.path.endswith(".safetensors")]
             if len(files) != 1:
-                found = f"holds {len(files)} safetensors files"
-                raise UserError(uri, found, "one", _near(word, [m for m in _models(client) if m[0] != word]))
+                raise UserError(uri, f"holds {len(files)} safetensors files", "one", "name another model")
             if model.artifact_location.startswith(("file:", "/")):
                 return Path(local_file_uri_to_path(model.artifact_location)) / files[0].path
             out = self.home / "downloads" / word
@@ -447,21 +430,6 @@ def _plain_id(word: str, uri: str, shown: str) -> str:
     return word
 
 
-def _models(client: Any) -> list[tuple[str, str]]:
-    """Return id and description of the newest LoggedModels."""
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    newest = [{"field_name": "creation_timestamp", "ascending": False}]
-    models = client.search_logged_models(experiments, max_results=100, order_by=newest) if experiments else []
-    return [(model.model_id, f"{model.model_id} ({model.name})") for model in models]
-
-
-def _near(word: str, models: list[tuple[str, str]]) -> str:
-    near = difflib.get_close_matches(word, [model_id for model_id, _ in models], n=3, cutoff=0.6)
-    shown = dict(models)
-    listed = ", ".join([shown[model_id] for model_id in near] or list(shown.values())[:3])
-    return f"{'the nearest' if near else 'the newest'} are {listed}" if listed else "the store holds no models yet"
-
-
 def _download(tracking_uri: str, artifact_uri: str, folder: str) -> str:
     from mlflow.artifacts import download_artifacts
 
@@ -494,68 +462,12 @@ def _check_server(uri: str, shown: str) -> None:
         raise UserError(shown, found, f"{_OLDEST_SERVER} or newer", "update it")
 
 
-def _within_time(ask: Callable[[], Any], shown: str) -> Any:
-    """Return what `ask` returns. Raises Away for a server that does not answer in time.
-
-    The client's own limit is for each part of an answer: a server that sends a byte a second holds it for ever.
-    """
-    tries = int(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"]) + 1
-    end = time.monotonic() + tries * float(os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"]) + _PAUSES_SECONDS
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.extend((True, ask()))
-        except BaseException as error:
-            found.extend((False, error))
-
-    def left() -> float:
-        return max(0.0, end - time.monotonic())
-
-    # One thread for an address, however often it is asked: it waits as long as the server goes on sending.
-    with _asking_lock:
-        waiting = _asking.get(shown)
-        if waiting is not None:
-            waiting.join(left())
-        if waiting is None or not waiting.is_alive():
-            waiting = _asking[shown] = threading.Thread(target=run, name="trainkit-asks", daemon=True)
-            waiting.start()
-            waiting.join(left())
-    if not found:
-        remedy = "try later, or set MLFLOW_HTTP_REQUEST_TIMEOUT to more seconds"
-        raise Away(shown, "does not answer in time", remedy=remedy)
-    if not found[0]:
-        raise found[1]
-    return found[1]
-
-
 def _has_whole_address(uri: str) -> bool:
     """Return True where host and port of an address can be parsed; not where a password holds / or #."""
     try:
         return urlsplit(uri).port != 0
     except ValueError:
         return False
-
-
-def _check_reachable(uri: str, shown: str) -> None:
-    """Connect to a database server once: MLflow itself would try for most of an hour. Raises UserError."""
-    settle_mlflow()
-    parts = urlsplit(uri)
-    try:
-        port = parts.port or {"postgresql": 5432, "mysql": 3306, "mssql": 1433}.get(parts.scheme.split("+")[0])
-        if parts.hostname and port:
-            socket.create_connection((parts.hostname, port), timeout=5).close()
-        import sqlalchemy
-
-        engine = sqlalchemy.create_engine(uri)
-        sqlalchemy.inspect(engine)
-        engine.dispose()
-    except Exception as error:
-        if not is_refusal(error):
-            raise
-        found, remedy = reason(error)
-        kind = Away if passes(error) else UserError
-        raise kind(shown, found, remedy=remedy or "check MLFLOW_TRACKING_URI") from None
 
 
 def _warn_of_network(folder: Path) -> None:

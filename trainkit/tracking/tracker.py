@@ -36,7 +36,7 @@ from trainkit.tracking.journal import Journal, Replay
 from trainkit.tracking.mlflow_errors import Away, reason
 from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
-from trainkit.tracking.system.sampler import Sampler
+from trainkit.tracking.system_load import Sampler
 from trainkit.tracking.upload import Upload
 from trainkit.tracking.uploader import Uploader
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from trainkit.tracking.logged_model import Described
-    from trainkit.tracking.system.load import Reading
+    from trainkit.tracking.system_load import Reading
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -156,7 +156,7 @@ class Tracker:
     def _begin(self, client: MlflowClient | None, system_metrics_every: float) -> None:
         self._uploader.begin(client)
         if system_metrics_every > 0:
-            self._sampler = Sampler(self._journal, system_metrics_every, self.folder.path)
+            self._sampler = Sampler(self._journal, system_metrics_every)
             self._sampler.start()
         atexit.register(self._at_exit)
 
@@ -399,11 +399,20 @@ class Tracker:
         self._upload.desired.set_file(kind, key, value, name, write)
 
 
-class Silent:
+class Silent(Tracker):
     """A tracker that does nothing, for the processes that are not the main one."""
 
-    run_id: str | None = None
-    remains = ""
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def run_id(self) -> None:
+        """None."""
+
+    @property
+    def remains(self) -> str:
+        """An empty text."""
+        return ""
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Do nothing; a tensor is not waited for."""
@@ -431,39 +440,7 @@ class Silent:
         """Return an empty replay."""
         return Replay()
 
-    def tags(self, values: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def adopt(self, run: str, values: Mapping[str, Any] | None = None) -> None:
-        """Do nothing."""
-
-    def artifact_text(self, path: str, text: str) -> None:
-        """Do nothing."""
-
-    def artifact_file(self, local: str | os.PathLike[str], path: str) -> None:
-        """Do nothing."""
-
-    def figure(self, path: str, fig: Any) -> None:
-        """Do nothing."""
-
     def image(self, key: str, step: int, fig: Any) -> None:
-        """Do nothing."""
-
-    def table(self, path: str, columns: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def dataset(self, name: str, context: str, digest: str, source: str, size: int) -> None:
-        """Do nothing."""
-
-    def model(
-        self,
-        name: str,
-        path: str | os.PathLike[str],
-        step: int,
-        metrics: Mapping[str, Any] | None = None,
-        tags: Mapping[str, Any] | None = None,
-        described: Described | None = None,
-    ) -> None:
         """Do nothing."""
 
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
@@ -475,6 +452,12 @@ class Silent:
 
     def discard(self) -> None:
         """Do nothing."""
+
+    def _set(self, kind: str, key: str, value: Any) -> None:
+        pass
+
+    def _set_file(self, kind: str, key: str, value: dict[str, Any], name: str, write: Callable[[Path], object]) -> None:
+        pass
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:

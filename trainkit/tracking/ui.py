@@ -7,10 +7,8 @@ and MLflow serves all files that its user can read, since an experiment names th
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +24,7 @@ from trainkit.environment.process import die_with_parent, interrupted_by_signals
 from trainkit.errors import UserError, few, visible
 from trainkit.redact import without_secrets
 from trainkit.tracking.mlflow_database import settle_mlflow
-from trainkit.tracking.mlflow_view import VIEW
+from trainkit.tracking.mlflow_experiment import VIEW
 from trainkit.tracking.relocate import strayed
 from trainkit.tracking.store import Store
 
@@ -47,21 +45,21 @@ def serve(store: Store, port: int = 5000, say: Callable[[str], object] = _print,
     UserError when there is none of that name, the port or the store cannot be used, or the page does not start.
     """
     start = fragment_of(store, named) if named else ""
-    if store.uri.startswith(("http://", "https://")):
+    if store.database is None:
         say(f"The runs are on a server. Open {store.shown}{start and f'/{start}'}")
         return
     try:
         with interrupted_by_signals(), running(store, port) as (server, page):
-            experiments = _experiments(page)
-            tables = _run_tables(experiments)
+            experiments = _experiments(store)
+            tables = {found.name: _run_table(found.experiment_id, found.tags) for found in experiments}
             newest = next(iter(tables.values()), "")
             say(f"The runs of {store.shown} are at {page}/{start or newest} (Ctrl-C stops the server)")
             say("  Anyone with this address can read your files and change the runs. Each start makes a new one.")
             for name, fragment in tables.items():
                 say(f"  {name}: {page}/{fragment}")
-            if experiments and not tables:
+            if not tables:
                 say("  There are no runs yet.")
-            for home in {strayed(store, found.get("artifact_location", "")) for found in experiments} - {None}:
+            for home in {strayed(store, found.artifact_location) for found in experiments} - {None}:
                 say(f"  Artifacts are expected in {home}, where the store was before. To correct: trainkit relocate")
             code = server.wait()
     except KeyboardInterrupt:
@@ -117,11 +115,7 @@ def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], 
         "MLFLOW_TRACKING_URI": "",
     }
     words += ["--no-serve-artifacts", "--default-artifact-root", store.artifacts.as_uri()]  # type: ignore[union-attr]
-    if store.database:
-        words += ["--backend-store-uri", store.uri]
-    else:
-        # Not among the words of the command, where every user of the machine could read its password.
-        environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
+    words += ["--backend-store-uri", store.uri]
     # In an empty folder: uvicorn imports what lies where it starts, and somebody else may have laid it into the store.
     with tempfile.TemporaryDirectory(prefix="trainkit-ui-") as aside:
         server = _begun(words, environment, _log_of(store), Path(aside))
@@ -152,27 +146,11 @@ def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Pat
         )
 
 
-def _experiments(page: str) -> list[dict[str, Any]]:
-    """Return the newest experiments, as the server describes them."""
-    request = urllib.request.Request(
-        f"{page}/api/2.0/mlflow/experiments/search",
-        json.dumps({"max_results": 6, "order_by": ["last_update_time DESC"]}).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with _opener().open(request, timeout=20) as answer:
-            return json.load(answer).get("experiments", [])
-    except (OSError, ValueError):
-        return []
-
-
-def _run_tables(experiments: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the fragments of the addresses of the run tables of experiments, by name."""
-    return {
-        found["name"]: _run_table(found["experiment_id"], {tag["key"] for tag in found.get("tags", [])})
-        for found in experiments
-        if found["name"] != "Default"
-    }
+def _experiments(store: Store) -> list[Any]:
+    """Return the newest experiments of a store, but for MLflow's own."""
+    client = store.client()
+    found = client.search_experiments(max_results=6, order_by=["last_update_time DESC"])
+    return [experiment for experiment in found if experiment.name != "Default"]
 
 
 def _run_table(experiment_id: str, tags: Container[str]) -> str:
@@ -182,14 +160,10 @@ def _run_table(experiment_id: str, tags: Container[str]) -> str:
     return f"#/experiments/{experiment_id}/runs?workflowType=machine_learning{view}"
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    # A proxy that is set for the outside must not be asked for this machine.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
 def _wait_until_ready(server: subprocess.Popen[bytes], page: str, log: Path) -> None:
     end = time.monotonic() + _READY_SECONDS
-    opener = _opener()
+    # A proxy that is set for the outside must not be asked for this machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < end:
         if server.poll() is not None:
             raise UserError("mlflow server", f"ended with code {server.returncode}: {_last_line(log)}")
@@ -201,25 +175,17 @@ def _wait_until_ready(server: subprocess.Popen[bytes], page: str, log: Path) -> 
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:
-    # The command starts workers of its own; all are in one session, which only this process began.
-    if not hasattr(os, "killpg"):
-        _kill_with_children(server)
-        return
-    for word in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(server.pid, word)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(timeout=5)
-
-
-def _kill_with_children(server: subprocess.Popen[bytes]) -> None:
+    """End the server, and the workers that its command has started."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(server.pid).children(recursive=True):
+        processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-    server.kill()
+                process.terminate()
+        for process in psutil.wait_procs(processes, timeout=5)[1]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     server.wait(timeout=5)
 
 

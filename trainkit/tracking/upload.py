@@ -69,6 +69,7 @@ class Upload:
         self.closed = False
         """True where no more calls are to be begun: the rest is left to another process."""
         self.sent = self._sent()
+        self.desired.remove_files(self.pending, hidden=True)
 
     def _sent(self) -> Sent:
         found = sent(self.folder)
@@ -117,7 +118,7 @@ class Upload:
             failure = self._try_metrics(client)
         if pending := self.pending():
             failure = self._send_state(client, pending) or failure
-            self.desired.remove_unused()
+            self.desired.remove_files(self.pending)
         if failure is not None:
             raise failure
 
@@ -178,8 +179,10 @@ class Upload:
                         raise
                     if len(batch) == 1:
                         _log.warning("MLflow refuses %s: %s", batch[0].key, without_secrets(str(error)))
-                    for one in batch if len(batch) > 1 else ():
-                        self._log_batch(client, **{kind: [one]})
+                        continue
+                    half = len(batch) // 2
+                    self._log_batch(client, **{kind: batch[:half]})
+                    self._log_batch(client, **{kind: batch[half:]})
 
     def _send_state(self, client: MlflowClient, pending: list[Wanted]) -> Exception | None:
         """Upload what of the desired state MLflow has not got, tags first; returns the first failure."""
@@ -213,11 +216,12 @@ class Upload:
         return self.run_id
 
     def _upload(self, client: MlflowClient, entries: list[Wanted]) -> None:
-        """Upload tags, or one other thing, whose file is then removed. What the store refuses for good is logged."""
+        """Upload tags, or one other thing. What the store refuses for good is logged."""
         from mlflow.entities import RunTag
         from mlflow.exceptions import MlflowException
 
-        kind, key, value, _ = entry = entries[0]
+        entry = entries[0]
+        kind, key, value, _ = entry
         try:
             if kind == "tag":
                 self._log_batch(client, tags=[RunTag(one.key, one.value) for one in entries])
@@ -241,7 +245,6 @@ class Upload:
                 raise
             else:
                 _log.warning("MLflow refuses %s of run %s: %s", kind, self.folder.name, without_secrets(str(error)))
-        self.desired.uploaded(entry)
 
     def _other(self, client: MlflowClient, name: str) -> str | None:
         """Return the MLflow id of another run, which has ended. None where it has none, and is to have none."""

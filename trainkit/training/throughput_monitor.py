@@ -25,8 +25,7 @@ from trainkit.speed.recompiles import Recompiles, advice
 from trainkit.speed.slowdowns import SKIPPED, SlowdownDetector
 from trainkit.speed.sync_points import Probe
 from trainkit.speed.torch_profiler import Trace
-from trainkit.tracking.system.cgroup import affinity, cores
-from trainkit.tracking.system.load import Reading
+from trainkit.tracking.system_load import Reading, affinity, cores
 from trainkit.training.plan import Plan
 from trainkit.training.run_logger import RunLogger
 

@@ -9,11 +9,8 @@ import psutil
 import pytest
 import torch
 
-from trainkit.tracking import journal
-from trainkit.tracking.system import cgroup
-from trainkit.tracking.system import load as load_module
-from trainkit.tracking.system import sampler as system_metrics
-from trainkit.tracking.system.load import Load, Reading
+from trainkit.tracking import journal, system_load
+from trainkit.tracking.system_load import Load, Reading
 from trainkit.tracking.tracker import METRIC_NAME
 
 MB = 1_000_000
@@ -72,7 +69,7 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.busy, self.idle, self.affinity, self.cpu = [0.0] * 4, [0.0] * 4, [1, 3], 0.0
-        self.read, self.net, self.children, self.at = 0, (5, 7), [], 100.0
+        self.read, self.children, self.at = 0, [], 100.0
         process = SimpleNamespace(
             pid=7, create_time=lambda: 1.0, oneshot=contextlib.nullcontext, children=lambda recursive: self.children,
             cpu_times=lambda: SimpleNamespace(user=self.cpu, system=0.0), io_counters=self.io,
@@ -80,17 +77,14 @@ class Machine:
         )  # fmt: skip
         monkeypatch.setattr(psutil, "Process", lambda: process)
         monkeypatch.setattr(
-            psutil, "net_io_counters", lambda: SimpleNamespace(bytes_recv=self.net[0], bytes_sent=self.net[1])
-        )
-        monkeypatch.setattr(
             psutil, "cpu_times", lambda percpu: [psutil_times(*each) for each in zip(self.busy, self.idle, strict=True)]
         )
         monkeypatch.setattr(
             psutil, "virtual_memory", lambda: SimpleNamespace(total=4 * MB, available=3 * MB, percent=25.0)
         )
         monkeypatch.setattr(psutil, "cpu_percent", lambda: 50.0)
-        monkeypatch.setattr(load_module, "affinity", lambda: self.affinity)
-        monkeypatch.setattr(load_module.time, "perf_counter", lambda: self.at)
+        monkeypatch.setattr(system_load, "affinity", lambda: self.affinity)
+        monkeypatch.setattr(system_load.time, "perf_counter", lambda: self.at)
 
     def io(self):
         return SimpleNamespace(read_bytes=self.read)
@@ -109,15 +103,13 @@ def test_a_reading_is_what_was_counted_since_the_one_before(monkeypatch):
     machine = Machine(monkeypatch)
     machine.cpu, machine.read = 10.0, 50 * MB
     load = Load()
-    machine.at, machine.cpu, machine.read, machine.net = 104.0, 13.0, 58 * MB, (3_000_005, 7)
+    machine.at, machine.cpu, machine.read = 104.0, 13.0, 58 * MB
     machine.busy, machine.idle = [9.0, 2.0, 9.0, 1.0], [0.0, 2.0, 0.0, 3.0]
     reading = load.read()
     assert reading.at == 104.0 and reading.own_cores == pytest.approx(3 / 4) and reading.worker_cores == 0
     assert reading.read_mb_s == pytest.approx(2.0) and reading.rss_gb == pytest.approx(0.003)
     assert reading.host_share == pytest.approx(3 / 8)  # of the processors that it may run on; guests count once
     given = load.metrics(reading)
-    assert given["system/network_receive_megabytes"] == pytest.approx(3.0)
-    assert given["system/network_transmit_megabytes"] == 0
     assert given["system/system_memory_usage_megabytes"] == pytest.approx(1.0)
     assert given["system/system_memory_usage_percentage"] == 25
     idle = load.read()  # no time has gone by
@@ -154,21 +146,15 @@ def test_what_may_not_be_read_is_absent_with_its_reason(monkeypatch):
 
 def test_names_and_values_are_those_of_mlflow():
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
-    from mlflow.system_metrics.metrics.disk_monitor import DiskMonitor
-    from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
-    load, theirs = Load(), {}
-    monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
+    load, monitor = Load(), CPUMonitor()
     time.sleep(0.05)
-    for monitor in monitors:
-        monitor.collect_metrics()
-        theirs |= monitor.aggregate_metrics()
+    monitor.collect_metrics()
+    theirs = monitor.aggregate_metrics()
     ours = load.metrics(load.read())
     assert {f"system/{name}" for name in theirs} <= ours.keys()
     for name, close in (("memory_usage_megabytes", 0.1), ("memory_usage_percentage", 0.1)):
         assert ours[f"system/system_{name}"] == pytest.approx(theirs[f"system_{name}"], rel=close)
-    for name in ("usage_percentage", "usage_megabytes", "available_megabytes"):
-        assert ours[f"system/disk_{name}"] == pytest.approx(theirs[f"disk_{name}"], rel=0.02)
     assert all(METRIC_NAME.fullmatch(name) for name in ours)
 
 
@@ -216,12 +202,12 @@ def test_the_tightest_quota_above_a_process_counts(tmp_path, version, leaf, abov
         elif most:
             (at / "cpu.cfs_quota_us").write_text(f"{most}\n")
             (at / "cpu.cfs_period_us").write_text("100000\n")
-    assert cgroup.quota(str(mount), str(own)) == expected
+    assert system_load.quota(str(mount), str(own)) == expected
 
 
 def test_without_control_groups_there_is_no_quota(tmp_path):
-    assert cgroup.quota(str(tmp_path), str(tmp_path / "none")) is None
-    assert 0 < cgroup.cores() <= (os.cpu_count() or 1)
+    assert system_load.quota(str(tmp_path), str(tmp_path / "none")) is None
+    assert 0 < system_load.cores() <= (os.cpu_count() or 1)
 
 
 # ---- GPUs
@@ -263,9 +249,9 @@ def test_the_gpus_of_this_run_are_read_once_cuda_is_in_use(monkeypatch):
 
 
 def test_the_sampler_keeps_the_last_readings_and_tells_once_what_is_absent(tmp_path, monkeypatch):
-    monkeypatch.setattr(system_metrics, "KEPT", 4)
+    monkeypatch.setattr(system_load, "KEPT", 4)
     written = journal.Journal(tmp_path / "journal.jsonl")
-    sampler = system_metrics.Sampler(written, 0.01, tmp_path)
+    sampler = system_load.Sampler(written, 0.01)
     assert sampler.readings() == ()
     sampler.start()
     deadline = time.monotonic() + 20
@@ -286,7 +272,7 @@ def test_the_sampler_keeps_the_last_readings_and_tells_once_what_is_absent(tmp_p
 def test_a_machine_that_cannot_be_read_ends_the_sampler_and_not_the_run(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Load, "read", lambda self: 1 / 0)
     written = journal.Journal(tmp_path / "journal.jsonl")
-    sampler = system_metrics.Sampler(written, 0.01)
+    sampler = system_load.Sampler(written, 0.01)
     sampler.start()
     sampler.join(20)
     assert not sampler.is_alive() and "cannot be read any more: division by zero" in caplog.text

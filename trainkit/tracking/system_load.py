@@ -1,17 +1,79 @@
-"""Read the load of the machine while a run goes on: what this process, its workers and all others use of it."""
+"""Read and record the load of the machine while a run goes on: processor, memory, reads from disk, GPU.
+
+It tells what this process, its workers and all others use, within the quota that a container allows.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from trainkit.tracking.system.cgroup import affinity
+from trainkit.tracking.journal import Journal
+
+KEPT = 720
+"""Readings that are kept: two hours of one every 10 seconds."""
+
+_log = logging.getLogger("trainkit")
+
+
+def quota(root: str = "/sys/fs/cgroup", proc: str = "/proc/self/cgroup") -> float | None:
+    """Return the quota in processors, the tightest of the group and those above it; None without a limit.
+
+    Control groups of version 1 and 2. `proc` lists the groups of the process; `root` is where they are mounted.
+    """
+    found = []
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in Path(proc).read_text().splitlines():
+            _, _, rest = line.partition(":")
+            names, _, path = rest.partition(":")
+            if names == "" or "cpu" in names.split(","):
+                base = next(
+                    (Path(root, n) for n in (names, "cpu", "unified") if n and Path(root, n).is_dir()), Path(root)
+                )
+                found += [_quota_of(folder) for folder in _upwards(base, path)]
+    return min((most for most in found if most is not None), default=None)
+
+
+def cores() -> float:
+    """Return the number of processors this process may use, which in a container may be less than it sees."""
+    return min(float(len(affinity())), quota() or float("inf"))
+
+
+def affinity() -> list[int]:
+    """Return the processors that this process may run on; OpenMP may have pinned the thread that asks."""
+    process = psutil.Process()
+    return process.cpu_affinity() if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
+
+
+def _quota_of(folder: Path) -> float | None:
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        if (folder / "cpu.max").exists():
+            most, period = (folder / "cpu.max").read_text().split()
+        else:
+            most, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return float(most) / float(period) if most != "max" and float(most) > 0 else None
+    return None
+
+
+def _upwards(base: Path, path: str) -> list[Path]:
+    """Return the group's folder and those above it, up to the mount.
+
+    In a container the path may be the host's, of which the mount shows the last part only, or nothing but its root.
+    """
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    while parts and not base.joinpath(*parts).is_dir():
+        parts = parts[1:]
+    return [base.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +107,14 @@ class _Counts:
 class Load:
     """Reads the load, each time since the reading before; the first since it was made.
 
-    `disk` is a folder on the disk whose space is read. `absent` holds fields that cannot be read, and why. One thread
-    may use it at a time.
+    `absent` holds fields that cannot be read, and why. One thread may use it at a time.
     """
 
-    def __init__(self, disk: str | os.PathLike[str] = os.sep):
+    def __init__(self) -> None:
         self.absent: dict[str, str] = {}
-        self._process, self._disk = psutil.Process(), disk
+        self._process = psutil.Process()
         self._at, self._processors = time.perf_counter(), psutil.cpu_times(percpu=True)
-        self._processes, self._sent = self._counts(), psutil.net_io_counters()
+        self._processes = self._counts()
         psutil.cpu_percent()  # counts since its last call
 
     def read(self) -> Reading:
@@ -79,11 +140,11 @@ class Load:
         return reading
 
     def metrics(self, reading: Reading) -> dict[str, float]:
-        """Return a reading as metrics `system/...`, and memory, disk, network and GPUs as they are now.
+        """Return a reading as metrics `system/...`, and memory and GPUs as they are now.
 
         Names are MLflow's where they mean the same.
         """
-        memory, disk, sent = psutil.virtual_memory(), psutil.disk_usage(os.fspath(self._disk)), psutil.net_io_counters()
+        memory = psutil.virtual_memory()
         found: dict[str, float | None] = {
             "own_cores": reading.own_cores,
             "worker_cores": reading.worker_cores,
@@ -92,14 +153,8 @@ class Load:
             "cpu_utilization_percentage": psutil.cpu_percent(),
             "system_memory_usage_megabytes": (memory.total - memory.available) / 1e6,
             "system_memory_usage_percentage": memory.percent,
-            "disk_usage_megabytes": disk.used / 1e6,
-            "disk_available_megabytes": disk.free / 1e6,
-            "disk_usage_percentage": disk.percent,
             **self._gpus(),
         }
-        if sent is not None and self._sent is not None:
-            found["network_receive_megabytes"] = (sent.bytes_recv - self._sent.bytes_recv) / 1e6
-            found["network_transmit_megabytes"] = (sent.bytes_sent - self._sent.bytes_sent) / 1e6
         return {f"system/{name}": float(value) for name, value in found.items() if value is not None}
 
     def _counts(self) -> dict[tuple[int, float], _Counts]:
@@ -152,3 +207,61 @@ class Load:
             except Exception as error:  # nvidia-ml-py is missing, or a function that this driver lacks
                 self.absent["gpus"] = str(error)
         return found
+
+
+class Sampler(threading.Thread):
+    """Reads the load of the machine and writes it into the journal under `system/`, counted by its own step.
+
+    What cannot be read is written once, with its reason, as an event `load_absent`.
+    """
+
+    def __init__(self, journal: Journal, every: float):
+        super().__init__(name="trainkit-sampler", daemon=True)
+        self._journal, self._every = journal, every
+        self._readings: deque[Reading] = deque(maxlen=KEPT)
+        self._lock = threading.Lock()
+        self._absent: dict[str, str] = {}
+        self._told: set[str] = set()
+        self._stop_asked = threading.Event()
+
+    def run(self) -> None:
+        """Sample until stopped; the first sample comes within a second."""
+        step = self._journal.highest("system/") + 1
+        pause = min(1.0, self._every)
+        try:
+            load = Load()
+            while not self._stop_asked.wait(pause):
+                pause = self._every
+                reading = load.read()
+                with self._lock:
+                    self._readings.append(reading)
+                self._journal.append(step, load.metrics(reading))
+                step += 1
+                self._tell(load.absent)
+        except Exception as error:
+            if self._stop_asked.is_set():  # the journal may be closed by now
+                return
+            _log.warning("the load of the machine cannot be read any more: %s", error)
+
+    def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
+        """Return the readings after a moment of `time.perf_counter`, oldest first, as far as they are kept."""
+        with self._lock:
+            return tuple(reading for reading in self._readings if reading.at > since)
+
+    def absent(self) -> dict[str, str]:
+        """Return fields of a reading that cannot be read, and why."""
+        with self._lock:
+            return dict(self._absent)
+
+    def stop(self) -> None:
+        """End sampling."""
+        self._stop_asked.set()
+        self.join(timeout=2.0)
+
+    def _tell(self, absent: dict[str, str]) -> None:
+        new = {name: why for name, why in absent.items() if name not in self._told}
+        self._told |= new.keys()
+        with self._lock:
+            self._absent = dict(absent)
+        if new:
+            self._journal.event(self._journal.last_step, "load_absent", new)
