@@ -417,11 +417,6 @@ def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, 
     assert "does not exist" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
 
 
-def test_help_says_what_a_run_may_be():
-    said = CliRunner().invoke(main.main, ["compare", "--help"]).output
-    assert "RUN RUN" in said and "`last`" in said and "`best`" in said
-
-
 # ---- What is kept to be compared -------------------------------------------------------------------------------------
 
 
@@ -431,10 +426,3 @@ def test_rows_of_averaged_weights_are_kept_where_the_best_is_chosen_by_them():
         kept = best.kept_rows(SimpleNamespace(best=SimpleNamespace(metric=metric)), "val", scored)
         assert set(kept) == words and all(rows == {"of": [word.replace("_", "/")]} for word, rows in kept.items())
     assert set(best.kept_rows(SimpleNamespace(best=None), "val", scored)) == {"val"}
-
-
-def test_every_run_says_which_data_each_evaluation_is_of(trained):
-    store, runs = trained
-    tags = {name: store.client().get_run(folder.info().run_id).data.tags for name, folder in runs.items()}
-    digests = {name: own[f"{comparing.DATA}.val"] for name, own in tags.items()}
-    assert digests["plain"] == digests["slow"] == digests["plain1"] == "val-37-1.0" != digests["other"]

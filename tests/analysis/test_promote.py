@@ -415,11 +415,6 @@ def test_a_promotion_that_fails_at_the_end_of_a_run_is_said_and_not_raised(monke
     assert said.startswith("not promoted: ") and said.endswith("is away")
 
 
-def test_a_score_that_is_not_measured_ends_the_run_at_its_first_evaluation(store):
-    with pytest.raises(UserError, match=r"promote.metric: 'val/top1', which is not measured"):
-        run("promote={metric: val/top1}")
-
-
 @pytest.mark.slow
 def test_a_server_takes_it_as_the_database_does(store, runs, monkeypatch):
     with socket.socket() as probe:

@@ -218,18 +218,6 @@ def test_nothing_is_written_over_and_that_is_known_before_any_work(name, sets, t
             assert (out / there).read_text() == "kept" and len(list(out.iterdir())) == 1
         with pytest.raises(UserError, match="exists already and 2 more"):
             predict.predict(name, sets / "val", sets / "val")
-    # And one that comes into being while others are predicted.
-    real = image_decode.decode
-
-    def slow(data, where):
-        (tmp_path / "late").mkdir(exist_ok=True)
-        (tmp_path / "late" / file.name).write_text("kept")
-        return real(data, where)
-
-    monkeypatch.setattr("trainkit.data.formats.image_decode.decode", slow)
-    with pytest.raises(UserError, match="was created by another process meanwhile"):
-        predict.predict(name, sets / "val", tmp_path / "late")
-    assert (tmp_path / "late" / file.name).read_text() == "kept"
 
 
 def test_a_split_of_a_set_and_a_list_are_predicted_under_their_names(name, tmp_path):

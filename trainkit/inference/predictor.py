@@ -41,7 +41,12 @@ class Predictor:
         self.made = made
         self.about = about
         """Content of `ABOUT`: `run`, `step`, `scores`, `classes`, `made_with`."""
-        self._predict = _function(made.recipe)(made)
+        kind = kinds.of(made.recipe.data)
+        function = kinds.function(kind, "predictor") if kind else None
+        if function is None:
+            found, expected = "its data cannot be predicted in memory", "a kind of data with a predictor"
+            raise UserError(f"recipe {made.recipe.name}", found, expected, "use `trainkit predict --plugin`")
+        self._predict: Callable[[Sequence[Any], bool], Columns] = function(made)
 
     @classmethod
     def from_folder(cls, folder: Path | str, *, plugins: Sequence[str] = ()) -> Predictor:
@@ -134,21 +139,19 @@ def describe(
 
 def read_about(folder: Path) -> dict[str, Any]:
     """Read `ABOUT` of a logged model. Raises UserError if it is missing, damaged, or in another format."""
-    file = folder / ABOUT
+    file, made = folder / ABOUT, "a model logged by trainkit"
     if not os.path.lexists(file):
-        expected = f"a model logged by trainkit {__version__} or newer"
-        raise UserError(
-            str(file), "does not exist", expected, "load the run itself, or a model that `trainkit export` made of it"
-        )
-    about = read_json(file, JSON_BYTES, "a model logged by trainkit")
+        remedy = "load the run itself, or a model that `trainkit export` made of it"
+        raise UserError(str(file), "does not exist", f"{made} {__version__} or newer", remedy)
+    about = read_json(file, JSON_BYTES, made)
     if not isinstance(about, dict):
-        raise UserError(str(file), f"a {type(about).__name__}", "a model logged by trainkit", "log the model again")
+        raise UserError(str(file), f"a {type(about).__name__}", made, "log the model again")
     if (found := about.get("format")) != FORMAT:
-        made = about.get("made_with")
-        version = made.get("trainkit", "(unknown version)") if isinstance(made, dict) else "(unknown version)"
-        by = f"format {found!r}, written by trainkit {version}"[:200]
+        by = about.get("made_with")
+        version = by.get("trainkit") if isinstance(by, dict) else "(unknown version)"
         remedy = "install that version of trainkit, or log the model again with this one"
-        raise UserError(str(file), by, f"format {FORMAT} of trainkit {__version__}", remedy)
+        said = f"format {found!r}, written by trainkit {version}"[:200]
+        raise UserError(str(file), said, f"format {FORMAT} of trainkit {__version__}", remedy)
     return about
 
 
@@ -164,16 +167,3 @@ def is_predictable(recipe: Recipe, meta: DatasetInfo) -> bool:
     if isinstance(recipe.task, LabelsVolumes | LabelsImages):
         return True
     return preprocess.of(recipe.data) is not None and (not meta.modalities or MODALITIES[RGB] in meta.modalities)
-
-
-def _function(recipe: Recipe) -> Callable[[Rebuilt], Callable[[Sequence[Any], bool], Columns]]:
-    kind = kinds.of(recipe.data)
-    found = kinds.function(kind, "predictor") if kind else None
-    if found is None:
-        raise UserError(
-            f"recipe {recipe.name}",
-            "its data cannot be predicted in memory",
-            "a kind of data with a predictor",
-            "use `trainkit predict --plugin`",
-        )
-    return found

@@ -6,6 +6,7 @@ import base64
 import binascii
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -136,11 +137,5 @@ def _array(sample: Any, where: str, expected: str) -> np.ndarray:
 
 
 def _batches(items: Iterable[Seen]) -> Iterator[list[Seen]]:
-    batch: list[Seen] = []
-    for item in items:
-        batch.append(item)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+    items = iter(items)
+    return iter(lambda: list(islice(items, BATCH)), [])

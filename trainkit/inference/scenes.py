@@ -142,14 +142,13 @@ def _of_set(source: str, notes: list[str]) -> Iterator[_Picture]:
         if name.is_absolute() or ".." in name.parts:
             raise UserError(where, f"name {id!r}", "a relative path without ..", "rename it in the list")
         short = name.with_suffix("") if name.suffix.lower() in image_decode.SUFFIXES else name
-        yield _Picture(str(short), partial(_of_scene, found.scenes, row), where)
+        yield _Picture(str(short), partial(_bytes_of, found.scenes, row), where)
 
 
-def _of_scene(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
+def _bytes_of(scenes: Sequence[Scene], row: int) -> tuple[bytes, str]:
     from trainkit.data.scenes.files import picture_bytes
 
-    scene = scenes[row]
-    return picture_bytes(scene), scene.where
+    return picture_bytes(scenes[row]), scenes[row].where
 
 
 def _below(folder: Path) -> list[Path]:
