@@ -101,19 +101,6 @@ def test_windows_are_averaged_as_a_loop_over_them_does(scales, window, starts, m
     torch.testing.assert_close(found, torch.stack(parts).mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_windows_at_once_change_speed_and_not_the_result():
-    image, most = pictures(2, 3, 50, 41), []
-
-    def forward(seen):
-        most.append(len(seen))
-        return COARSE(seen)
-
-    found = [probabilities(forward, image, scales=(0.5, 1.0), window=(16, 16), batch_size=n) for n in (1, 3, 99)]
-    assert max(most) == 5 * 4
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0], rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("window", [(0, 0), (16, 24)])
 def test_a_picture_does_not_depend_on_its_neighbours(window):
     image = pictures(3, 3, 33, 41)
@@ -132,24 +119,3 @@ def test_windows_are_brought_to_multiples_and_padded_with_the_mean_colour_on_bot
         return COARSE(seen)
 
     assert probabilities(forward, image, window=(9, 13), multiple=8).shape == (1, 4, 10, 12)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    size=st.tuples(st.integers(4, 40), st.integers(4, 40)),
-    scales=st.lists(st.sampled_from([0.25, 0.5, 1.0, 1.3]), min_size=1, max_size=3),
-    window=st.sampled_from([(0, 0), (8, 16), (16, 8), (24, 24)]),
-    multiple=st.sampled_from([1, 4, 8]),
-)
-def test_they_are_probabilities_whatever_the_sizes(size, scales, window, multiple):
-    found = probabilities(COARSE, pictures(1, 3, *size), scales=scales, window=window, multiple=multiple)
-    assert found.shape == (1, 4, *size) and found.min() >= 0
-    torch.testing.assert_close(found.sum(1), torch.ones(1, *size), rtol=0, atol=1e-5)
-
-
-def test_scores_in_half_precision_are_averaged_in_float32():
-    image = pictures(1, 3, 16, 16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = probabilities(COARSE, image, scales=(1.0, 2.0), mirrors=(True, True))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.sum(1), torch.ones(1, 16, 16), rtol=0, atol=1e-5)

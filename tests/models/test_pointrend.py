@@ -59,12 +59,6 @@ def test_gradients_at_points_are_those_of_grid_sample_and_half_precision_is_wide
     assert sample(maps.bfloat16(), points.float()).dtype == torch.float32
 
 
-def test_the_centre_of_a_pixel_has_its_value():
-    maps = torch.randn(1, 2, 3, 5)
-    at = pixel_centres(torch.arange(15)[None], 3, 5)
-    torch.testing.assert_close(sample(maps, at), maps.flatten(2))
-
-
 def test_uncertainty_is_the_margin_between_the_two_best():
     logits = torch.randn(2, 6, 3, 4)
     logits[0, :, 0, 0] = torch.tensor([3.0, 3.0, -1, -2, -3, -4])
@@ -211,28 +205,6 @@ def test_the_head_is_as_published():
     assert [layer.weight.shape for layer in head.layers] == [(256, w, 1) for w in widths]
     assert sum(p.numel() for p in head.parameters()) == sum(w * 256 + 256 for w in widths) + 256 * 19 + 19
     assert head.predict.weight.std().item() == pytest.approx(0.001, rel=0.1)
-
-
-def test_what_the_head_learns_sharpens_the_outline_of_a_disc():
-    y, x = np.mgrid[:64, :64] + 0.5
-    truth = torch.as_tensor((x - 30) ** 2 + (y - 33) ** 2 < 18**2).long()[None]
-    coarse = F.avg_pool2d(torch.stack([1.0 - truth, truth.float()], 1), 8) * 4
-    fine = F.avg_pool2d(truth[:, None].float(), 2) - 0.5
-    spec = PointSpec(points=256, channels=16, subdivide=512)
-    torch.manual_seed(0)
-    head = PointHead(spec, 1, 2)
-    optimizer = torch.optim.Adam(head.parameters(), 1e-2)
-    for _ in range(60):
-        points = choose_points(coarse, spec)
-        x, y = (points * 64).long().clamp_max(63).unbind(2)
-        loss = F.cross_entropy(head(sample(fine, points), sample(coarse, points)), truth[0][y, x])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    with torch.no_grad():
-        sharp = refine(head, coarse, fine, (64, 64), spec).argmax(1)
-    blurred = F.interpolate(coarse, size=(64, 64), mode="bilinear", align_corners=False).argmax(1)
-    assert (sharp != truth).sum() < 0.5 * (blurred != truth).sum()
 
 
 @pytest.mark.parametrize(

@@ -156,16 +156,6 @@ def test_looking_at_a_network_leaves_no_trace():
     assert same(net, made(UNET))
 
 
-def test_what_is_built_is_said():
-    net, notes = segmentation_2d.build(V2, POINTS, Norm(), META, {})
-    count = sum(p.numel() for p in net.parameters())
-    head = sum(p.numel() for p in net.point_head.parameters())
-    assert notes == [
-        f"bisenetv2: width 0.125, logits at stride 8, {count:,} parameters",
-        f"point head: {head:,} of the parameters; 64 points per image: 16 near boundaries, 36 uncertain, 12 uniform",
-    ]
-
-
 def test_a_file_of_another_encoder_is_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     safe_load.write_tensors(file, timm.create_model("test_convnext").state_dict())

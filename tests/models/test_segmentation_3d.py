@@ -189,11 +189,6 @@ def test_relu6_stands_in_the_blocks_alone(form):
     assert count == {("up", "ReLU"): 2, ("gate", "ReLU"): 2, ("block", "ReLU6"): 9}
 
 
-def test_channels_are_shuffled_as_a_table_is_read_by_columns():
-    x = torch.arange(12.0).view(1, 12, 1, 1)
-    assert emcad.shuffle(x, 3).flatten().tolist() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
-
-
 def test_attention_is_the_papers():
     torch.manual_seed(0)
     x, channels = torch.randn(2, 32, 7, 9), emcad.ChannelAttention(32)
@@ -246,16 +241,6 @@ def test_a_gate_lets_through_a_share_that_both_sides_decide():
     assert not torch.allclose(gate(coarse + 1, passed) / passed, share)
     # Each of the hidden maps sees two channels of either side.
     assert gate.coarse[0].weight.shape == gate.passed[0].weight.shape == (4, 2, 3, 3)
-
-
-def test_the_decoder_keeps_the_sizes_of_its_maps_and_every_map_counts():
-    decoder = emcad.Decoder([12, 8, 4]).eval()
-    maps = [torch.randn(2, c, 4 * 2**i, 3 * 2**i, requires_grad=True) for i, c in enumerate([12, 8, 4])]
-    out = decoder(maps)
-    assert [x.shape for x in out] == [x.shape for x in maps]
-    out[-1].sum().backward()
-    assert all(x.grad.abs().sum() > 0 for x in maps)
-    assert all(p.grad is not None for p in decoder.parameters())
 
 
 def test_encoders_that_do_not_exist_or_do_not_fit_are_named():
