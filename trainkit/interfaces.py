@@ -475,6 +475,27 @@ class TrainsOnFeatures(Protocol):
 
 
 @runtime_checkable
+class FitsBeforeTraining(Protocol):
+    """A task that can fit parameters to what the untrained network predicts, such as the last layer of a probe."""
+
+    @property
+    def fits(self) -> str:
+        """Name of the fitted network, under which scores at step 0 are shown: `probe`; empty: nothing is fitted."""
+        ...
+
+    def fit(self, net: nn.Module, rows: Rows, train: Split) -> dict[str, np.ndarray]:
+        """Return values of parameters of `net`, by name, fitted to the rows that `predict` gave for `train`.
+
+        `train` is the training set without augmentation. Called on rank 0.
+        """
+        ...
+
+    def begin_training(self, net: nn.Module) -> None:
+        """Change what was fitted before the first step. The scores at step 0 and its checkpoint are of before."""
+        ...
+
+
+@runtime_checkable
 class Exportable(Protocol):
     """A task whose network can be exported with its preprocessing in it."""
 

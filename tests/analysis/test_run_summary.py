@@ -48,7 +48,8 @@ def told(tmp_path, best="val/dice_mean") -> list[str]:
 
 def test_the_last_and_best_scores_are_told_and_those_of_each_class_of_the_set_that_counts(tmp_path):
     lines = told(tmp_path)
-    assert lines[1] == "Finished in 11 min 40 s. Best val/dice_mean 0.8123 at step 100."
+    best = "Best val/dice_mean 0.8123 at step 100, chosen among 2 evaluations; final 0.8123."
+    assert lines[1] == f"Finished in 11 min 40 s. {best}"
     assert next(line for line in lines if "orbits-s0" in line) == "orbits-s0", "its name once, in the heading"
     tables = [line.split() for line in lines if line.startswith(("val", "patches", "final", "best", "never"))]
     numbers = ["0.8123", "4.5000", "3", "558.49", "12"]

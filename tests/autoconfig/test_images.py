@@ -65,9 +65,10 @@ def refused(**asked) -> str:
 def test_few_photographs_are_fine_tuned_as_the_network_was_trained(here, tiny):
     stripes(here / "patterns", 12, 1, (48, 60))
     recipe, said = copied(weights=str(tiny))
-    assert said == f"start: fine-tuning of {TINY} ({tiny}): as --weights says"
+    assert said == f"start: linear probe, then fine-tuning of {TINY} ({tiny}): as --weights says"
     net, data = recipe.task.net, recipe.data
     assert (net.model, net.weights, net.freeze_bn, net.frozen, net.args) == (TINY, str(tiny), True, False, {})
+    assert net.probe and recipe.evaluations["val"].at_start and recipe.evaluations["val"].every is not None
     config = timm.get_pretrained_cfg(TINY)
     assert (data.mean, data.std, data.image_size) == (config.mean, config.std, 160)
     assert (data.augment.name, data.augment.hflip, data.augment.auto_augment) == ("timm", 0.5, None)
@@ -141,12 +142,16 @@ def test_embeddings_of_photographs_start_from_pretrained_weights_too(here, tiny)
 def test_the_command_line_chooses(here, tiny):
     stripes(here / "patterns", 6, 1)
     said = copied(new="tuned.yaml", start="fine-tune", weights=str(tiny))[1]
-    assert said == f"start: fine-tuning of {TINY} ({tiny}): as --start says"
+    assert said == f"start: linear probe, then fine-tuning of {TINY} ({tiny}): as --start says"
+    recipe, said = copied(new="probe.yaml", start="probe", weights=str(tiny))
+    assert said == f"start: linear probe of {TINY} ({tiny}): as --start says"
+    assert recipe.task.net.probe and recipe.task.net.tune == "linear" and recipe.train.length.amount == 0
+    assert recipe.evaluations["val"].at_start and recipe.best.metric == "val/top1"
     recipe, said = copied(new="scratch.yaml", start="scratch")
     assert said == "start: from scratch: as --start says" and recipe.task.net.model == "convnext_atto"
     args = ["cp", "convnext", "cli.yaml", "--data", "patterns", "--start", "fine-tune", "--weights", str(tiny)]
     said = CliRunner().invoke(main.main, args)
-    assert said.exit_code == 0 and "start: fine-tuning of" in said.output, said.output
+    assert said.exit_code == 0 and "start: linear probe, then fine-tuning of" in said.output, said.output
 
 
 def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
@@ -156,6 +161,11 @@ def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
     shutil.copy(tiny, here / "resnet18.safetensors")
     assert "resnet18.safetensors" in refused(weights="resnet18.safetensors"), "of another network than it is called"
     assert "timm:resnet18.a2_in1k" not in (said := refused(weights="timm:resnet18.a9_in1k")) and "resnet18" in said
+    stripes(here / "parts" / "train", 6, 1)
+    stripes(here / "parts" / "val", 6, 2)
+    assert refused(data="parts", test="15%").startswith("--test: data that has splits")
+    assert refused(test="all").startswith("--test: 'all'; expected a percentage")
+    assert "no classifier to fit" in refused(recipe="omniglot", data="parts/train", start="probe", weights=str(tiny))
     said = CliRunner().invoke(main.main, ["cp", "convnext", "cli.yaml", "--start", "scratch"])
     assert said.exit_code == 2 and "--start, --weights: given without --data" in said.output
 
@@ -172,6 +182,19 @@ def test_the_same_share_of_each_class_is_held_out(here):
     opened = recipe.data.open(recipe.seed)
     assert np.bincount(opened.train.label).tolist() == [16, 4, 16]
     assert np.bincount(opened.evaluations["val"].label).tolist() == [4, 1, 4]
+
+
+def test_a_test_set_is_held_out_once_and_scored_at_the_end(here):
+    stripes(here / "patterns", 20, 1)
+    recipe, _ = copied(start="scratch", test="15%")
+    assert recipe.data.evaluate == {"val": "held_out", "test": "held_out_test"}
+    assert recipe.evaluations["test"].at_end and recipe.evaluations["test"].every is None
+    assert recipe.best.metric.startswith("val/")
+    data = recipe.data.open(0)
+    assert (data.train.size, data.evaluations["val"].size, data.evaluations["test"].size) == (42, 9, 9)
+    parts = [split.rows for split in (data.train, data.evaluations["val"], data.evaluations["test"])]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(60))
+    assert set(np.bincount(data.evaluations["test"].label)) == {3}, "of each class"
 
 
 def test_a_class_of_one_image_is_trained_on():

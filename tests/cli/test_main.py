@@ -419,7 +419,7 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
     facts = dict(line.split(None, 1) for line in facts.splitlines())
     at, best = (values[-1] for values in ran.history.series("best/val/accuracy"))
     wall, total, rate = (ran.history.series(f"final/{name}")[1][-1] for name in (*TIMES, "speed/samples_per_s"))
-    assert ended == f"Finished in {duration(wall)}. Best val/accuracy {best:.4f} at step {at}."
+    assert ended.startswith(f"Finished in {duration(wall)}. Best val/accuracy {best:.4f} at step {at}, chosen among ")
     assert name == ran.folder.name
     assert [line.split()[0] for line in table.splitlines()] == ["val", "final", "best", "EMA"]
     throughput, time = speed.splitlines()[:2]

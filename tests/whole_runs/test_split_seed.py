@@ -156,6 +156,11 @@ def test_what_weights_were_trained_on_is_not_held_out(trained, scored, leaks):
     assert stored_recipes.exposed(older, blocks[1]) == leaks, "a run that is older than a key"
     both = isinstance(trained, str) and isinstance(scored, str)
     assert stored_recipes.exposed(blocks[0] | {"stratify": True}, blocks[1]) == ("stratify" if both else leaks)
+    tested = [blocks[0] | {"hold_out_test": "10%"}, blocks[1] | {"hold_out_test": "10%"}]
+    assert stored_recipes.exposed(*tested) == leaks
+    assert (
+        stored_recipes.exposed(tested[0], blocks[1]) == stored_recipes.exposed(blocks[0], tested[1]) == "hold_out_test"
+    )
     folds = [{"name": "volumes", "fold": fold, "folds": 5} for fold in (None, 0, 1)]
     assert [stored_recipes.exposed(one, folds[1]) for one in folds] == ["fold", "", "fold"]
     assert [stored_recipes.exposed(one, folds[0]) for one in folds] == [""] * 3

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _OTHERS = ("best", "final", "eval", "baseline", "time_to")  # `time_to`: of older runs
 """First words of metrics in which no network comes before the evaluation."""
+TEST = "test"
+"""Evaluation whose score stands first: nothing is chosen by it."""
 _BASELINE = "baseline: "
 _PHASES = {
     "data": "data loading",
@@ -46,13 +48,11 @@ def of_folder(folder: RunFolder, outcome: Outcome | None = None, beside: Compari
     history = journal.read(folder.journal) if folder.journal.is_file() else journal.History()
     recipe = diff.read(folder.recipe) if folder.recipe.is_file() else {}
     metric = str((recipe.get("best") or {}).get("metric") or "")
-    points = journal.at_best(history.metrics).get(f"best/{metric}", [])
-    best = (metric, points[-1].value, points[-1].step) if points else None
     status, step, speed = info.status, info.last_step, _last(history, "final/")
     if outcome is not None:
         status, step, speed = "FINISHED" if outcome.status == "FINISHED" else "", outcome.step, outcome.speed
     took = speed.get("time/wall_s") if status == "FINISHED" or outcome is not None else None
-    parts: list[terminal.Part] = [ended(status, step, took, best), ""]
+    parts: list[terminal.Part] = [ended(status, step, took, headline(metric, history)), ""]
     parts += tables(folder.name, list(recipe.get("evaluations") or {}), metric, history, beside)
     if "speed/samples_per_s" not in speed and (logged := history.metrics.get("speed/samples_per_s")):
         parts.append(fact("Throughput", f"{logged[-1].value:.1f} samples/s at step {logged[-1].step}"))
@@ -60,16 +60,33 @@ def of_folder(folder: RunFolder, outcome: Outcome | None = None, beside: Compari
     return parts if parts[-1] else parts[:-1]
 
 
-def ended(status: str, step: int, took: float | None, best: tuple[str, float, int] | None) -> terminal.Styled:
-    """Return the first line: how and when a run ended, and its best score: metric, value and step."""
+def ended(status: str, step: int, took: float | None, scores: str = "") -> terminal.Styled:
+    """Return the first line: how and when a run ended, and its `headline`."""
     finished, word = status == "FINISHED", _STATUS.get(status, "Stopped")
     line = f"{word} at step {step}." if took is None else f"{word} after {duration(took)}, at step {step}."
     if finished and took is not None:
         line = f"Finished in {duration(took)}."
-    if best is not None:
-        metric, value, at = best
-        line += f" Best {metric} {numbers([value])[0]} at step {at}."
-    return terminal.Styled(line, "bold green" if finished else "bold yellow")
+    return terminal.Styled(f"{line} {scores}".strip(), "bold green" if finished else "bold yellow")
+
+
+def headline(metric: str, history: journal.History) -> str:
+    """Return the score of the test set where there is one, and the best one of `metric`, as sentences.
+
+    The best of several evaluations of a set is too optimistic a score for it: how many it was chosen among and the last
+    score are said too. At step 0 it is that of a fitted network, if there is one: a linear probe.
+    """
+    points = journal.at_best(history.metrics).get(f"best/{metric}", [])
+    if not points:
+        return ""
+    scored, (evaluation, _, name) = history.metrics.get(metric, []), metric.rpartition("/")
+    value, last = numbers([points[-1].value, scored[-1].value if scored else math.nan])
+    test = history.metrics.get(f"{TEST}/{name}", []) if evaluation.partition("/")[0] != TEST else []
+    said = f"Best {metric} {value} at step {points[-1].step}"
+    if points[-1].step == 0 and f"probe/{metric}" in history.metrics:
+        said += ", the linear probe"
+    if len(scored) > 1:
+        said += f", chosen among {len(scored)} evaluations; final {last}"
+    return (f"{TEST}/{name} {numbers([test[-1].value])[0]}. " if test else "") + f"{said}."
 
 
 def tables(

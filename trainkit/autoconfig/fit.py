@@ -36,7 +36,7 @@ _OF_THE_OLD = ("stop_when", "promote", "downloads")
 """Blocks that speak of the old data and are left out."""
 
 Key = tuple[str, ...]
-Start = Literal["fine-tune", "scratch"]
+Start = Literal["fine-tune", "probe", "scratch"]
 Item = TypeVar("Item")
 
 
@@ -57,6 +57,8 @@ class Asked:
     """None: chosen by what the data shows."""
     weights: str | None = None
     """A file or `timm:NAME.TAG`; None: those that are found."""
+    test: str | None = None
+    """Share of a set without splits that is held out as a test set: `15%`."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Columns of a table by what they are taken for, where they are not guessed."""
 
@@ -151,6 +153,9 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
     fitted.seen += [
         f"evaluated on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT
     ]
+    if asked.test and not fitted.get("data.hold_out_test"):
+        found = "data that has splits, or is not images of classes"
+        raise UserError("--test", found, "images of classes without splits", "remove it")
     return fitted
 
 

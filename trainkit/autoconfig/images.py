@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from trainkit.autoconfig import fit as fitting
 from trainkit.autoconfig import pretrained
@@ -22,12 +23,13 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.own_images import taken
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
+from trainkit.config.units import Share
 from trainkit.data import hub, sources
 from trainkit.data.augment import Light
 from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
 from trainkit.data.record import Columns, Record, Source
-from trainkit.data.sources import HELD_OUT
+from trainkit.data.sources import HELD_OUT, HELD_OUT_TEST
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
 from trainkit.paths import locate
@@ -54,7 +56,20 @@ EMBEDDING = 256
 """Length of an embedding over the features of a pretrained network."""
 _CLASS = "^(.+)/[^/]+$"
 """Finds the folder, which is the class, in the path of an image."""
-_FIRST = ("name", "train", "group", "hold_out", "stratify", "open_set", "evaluate", "image_size", "fit", "mean", "std")
+_FIRST = (
+    "name",
+    "train",
+    "group",
+    "hold_out",
+    "hold_out_test",
+    "stratify",
+    "open_set",
+    "evaluate",
+    "image_size",
+    "fit",
+    "mean",
+    "std",
+)
 """Keys of the data block in the order in which they are read best; others follow."""
 
 
@@ -139,7 +154,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         found = "; ".join([f"images of {len(looked.counts)} class ({few(looked.counts)})", *source.left_out])
         raise UserError(train, found, "two or more class folders: <class>/<image>")
     fitted.put("data.train", train)
-    fitted.drop("data.group", "data.hold_out", "data.stratify", "task.class_weights")
+    fitted.drop("data.group", "data.hold_out", "data.hold_out_test", "data.stratify", "task.class_weights")
     weights = _choose_start(fitted, recipe, train, looked)
     if weights is None:
         values(fitted, recipe, looked)
@@ -161,6 +176,10 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     else:
         sets = {"val": HELD_OUT}
         count = _held_out(fitted, looked, open_set, train)
+        if test := fitted.asked.test:
+            sets["test"] = HELD_OUT_TEST
+            fitted.put("data.hold_out_test", test)
+            count -= round(count * _share(test))
     fitting.score(fitted, sets, like={"": ".retrieval"} if data.open_set and not open_set else None)
     if weights is not None:
         _fine_tune(fitted, weights, looked.median, count)
@@ -172,6 +191,14 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if weights is None:
         fitting.measure(fitted, count)
     fitted.seen += said(train, source, looked, "classes")
+
+
+def _share(text: str) -> float:
+    """Read what --test says. Raises UserError."""
+    try:
+        return TypeAdapter(Share).validate_python(text)
+    except ValidationError:
+        raise UserError("--test", repr(text), "a percentage, such as 15%") from None
 
 
 def _check_classes(opened: Any, train: str, sets: dict[str, str], looked: Looked, open_set: bool) -> bool:
@@ -273,6 +300,8 @@ def _choose_start(fitted: Fitted, recipe: Recipe, data: str, looked: Looked) -> 
         return None
     if fitting.pretrained(recipe) and not asked:
         return None
+    if fitted.asked.start == "probe" and task == "embed":
+        raise UserError("--start", "probe, but embeddings have no classifier to fit", "fine-tune or scratch")
     side, against = min(looked.median), ""
     if looked.colours <= pretrained.FEW_COLOURS:
         found = "one colour covers" if looked.colours == 1 else f"{looked.colours} colours cover"
@@ -284,7 +313,9 @@ def _choose_start(fitted: Fitted, recipe: Recipe, data: str, looked: Looked) -> 
         fitted.start = f"from scratch: {why}"
         fitted.drop("task.net.weights", "task.net.frozen", "task.net.freeze_bn")
         return None
-    fitted.start = f"fine-tuning of {weights.title}: {why or f'{looked.total:,} photographs'}"
+    how = "linear probe" if fitted.asked.start == "probe" else "linear probe, then fine-tuning"
+    how = how if task == "classify" else "fine-tuning"
+    fitted.start = f"{how} of {weights.title}: {why or f'{looked.total:,} photographs'}"
     if weights.file is None:
         fitted.start += f"; the weights are not downloaded: run `trainkit download {fitted.new}`"
     else:
@@ -307,7 +338,8 @@ def _fine_tune(fitted: Fitted, weights: Weights, shape: tuple[int, int], count: 
     """
     config, embeds = pretrained.config(weights.model), fitted.get("task.name") == "embed"
     net = {"name": "timm", "model": weights.model, "embedding": EMBEDDING} if embeds else {"model": weights.model}
-    fitted.put("task.net", net | {"weights": weights.word, "freeze_bn": True})
+    probe = {} if embeds else {"probe": True}
+    fitted.put("task.net", net | {"weights": weights.word, **probe, "freeze_bn": True})
     size = min(config.input_size[1:])
     if not config.fixed_input_size and (min(shape) < ENLARGED or not _on_gpu()):
         size = min(size, ENLARGED)
@@ -320,22 +352,30 @@ def _fine_tune(fitted: Fitted, weights: Weights, shape: tuple[int, int], count: 
         fitted.drop("data.fit")
     bilinear = "bilinear" if config.interpolation == "bilinear" else "bicubic"
     fitted.put("data.augment", {**AUGMENT, "interpolation": bilinear})
+    batch = 16
+    while batch > 1 and count // batch < (fitting.UPDATES if batch > 8 else 1):
+        batch //= 2
+    fitted.put("train.batch_size", batch)
+    if isinstance(metric := fitted.get("best.metric"), str):  # of the weights themselves, without EMA
+        fitted.put("best.metric", metric.replace("/ema/", "/"))
+    main = next(iter(fitted.scored))
+    entry = fitted.get(f"evaluations.{main}")
+    entry = {key: value for key, value in entry.items() if key != "every"} if isinstance(entry, dict) else {}
+    if fitted.asked.start == "probe":
+        fitted.put("task.net.tune", "linear")
+        fitted.put("optim", dict(FINE_TUNE))
+        fitted.drop("data.augment", "train.schedule", "checkpoints.every", "task.smoothing")
+        fitted.put("train.length", "0 steps", "the probe alone")
+        fitted.put(f"evaluations.{main}", {"at_start": True})
+        return
     fitted.decide("data.augment", "set flip 0 if a mirrored image belongs to another class, as with letters")
     head = [] if embeds else [{"match": f"net.{config.classifier}.*", "lr_scale": 1}]
     groups = [{"match": "net.backbone.*" if embeds else "net.*", "lr_scale": BACKBONE}, *head]
     fitted.put("optim", {**FINE_TUNE, "groups": groups})
-    batch = 16
-    while batch > 1 and count // batch < (fitting.UPDATES if batch > 8 else 1):
-        batch //= 2
     epochs, steps = int(np.clip(round(_PASSES * (ENLARGED / size) ** 2 / max(1, count)), 5, 20)), max(1, count // batch)
     fitted.put("train.length", number_of(epochs, "epochs"), f"{epochs * steps} steps, {steps} per epoch")
-    fitted.put("train.batch_size", batch)
     fitted.put("train.schedule", {"name": "cosine", "warmup": {"over": "1 epoch"}})
-    if isinstance(metric := fitted.get("best.metric"), str):  # of the weights themselves, without EMA
-        fitted.put("best.metric", metric.replace("/ema/", "/"))
-    main = next(iter(fitted.scored))
-    if isinstance(entry := fitted.get(f"evaluations.{main}"), dict):
-        fitted.put(f"evaluations.{main}", {**entry, "every": "1 epoch"})
+    fitted.put(f"evaluations.{main}", {"every": "1 epoch"} | ({} if embeds else {"at_start": True}) | entry)
 
 
 def _on_gpu() -> bool:

@@ -151,10 +151,11 @@ def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> 
 )
 @click.option(
     "--start",
-    type=click.Choice(["fine-tune", "scratch"]),
-    help="How training starts: fine-tune pretrained weights, or from scratch.",
+    type=click.Choice(["fine-tune", "probe", "scratch"]),
+    help="How training starts: fine-tune pretrained weights, fit their last layer alone, or from scratch.",
 )
 @click.option("--weights", metavar="FILE|timm:NAME.TAG", help="Start from these pretrained weights.")
+@click.option("--test", metavar="PERCENT", help="Hold out this part of the images as a test set: 15%.")
 @columns_option("Tables: name of a column, such as image=file,label=species. Others are guessed, and printed.")
 @plugins_option
 def cp(
@@ -163,6 +164,7 @@ def cp(
     data: str | None,
     start: Start | None,
     weights: str | None,
+    test: str | None,
     columns: tuple[str, ...],
     plugins: tuple[str, ...],
 ) -> None:
@@ -174,8 +176,8 @@ def cp(
     """
     from trainkit.autoconfig import fit, new_recipe
 
-    if data is None and (start or weights or columns):
-        options = "--columns" if columns else "--start, --weights"
+    if data is None and (start or weights or columns or test):
+        options = "--columns" if columns else "--test" if test else "--start, --weights"
         raise UserError(options, "given without --data", "--data FOLDER with your images")
 
     path, run = recipe_file(recipe), ""
@@ -183,7 +185,7 @@ def cp(
         folder = _run(recipe)
         path, run = folder.recipe, folder.name
     copied = new_recipe.copy(
-        path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights, read_columns(columns))
+        path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights, test, read_columns(columns))
     )
     for sentence in copied.seen:
         echo(sentence)

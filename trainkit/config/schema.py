@@ -26,7 +26,7 @@ from trainkit.config.ranges import (
 )
 from trainkit.config.schedule import Curve
 from trainkit.config.targets import Best, StopWhen
-from trainkit.config.units import AnySpan, PerProcess, Share, Span, TrainingSpan, UpdateSize, samples_per_update
+from trainkit.config.units import AnySpan, Length, PerProcess, Share, Span, UpdateSize, samples_per_update
 from trainkit.config.validation import Named
 
 if TYPE_CHECKING:
@@ -147,8 +147,9 @@ class Optim:
 class Train:
     """Length, batch, learning rate schedule and numerical precision of the training."""
 
-    length: TrainingSpan
-    """Length of the whole training: `26 epochs`, `80k steps`, `1M samples`."""
+    length: Length
+    """Length of the whole training: `26 epochs`, `80k steps`, `1M samples`. `0 steps`: only the start is evaluated,
+    such as a linear probe."""
     batch_size: UpdateSize
     """Samples per optimizer step over all processes. `4 per process` sets those of each process: more processes then
     train with larger batches."""

@@ -28,7 +28,7 @@ def complete(tree: Tree) -> Tree:
 def split_seed(tree: Tree) -> Any:
     """Return the seed by which a recipe, as values with all defaults, divides its data; None where none divides it."""
     data = tree.get("data") if isinstance(tree, dict) else None
-    if not isinstance(data, dict) or not isinstance(data.get("hold_out"), str):
+    if not isinstance(data, dict) or not any(isinstance(data.get(key), str) for key in ("hold_out", "hold_out_test")):
         return None
     return data.get("split_seed")
 
@@ -43,6 +43,8 @@ def exposed(trained: Tree, scored: Tree) -> str:
     if scored["name"] == _FOLDED:
         parts = [(block.get("fold"), block.get("folds", scored.get("folds"))) for block in (trained, scored)]
         return "fold" if parts[1][0] is not None and parts[0] != parts[1] else ""
+    if scored.get("hold_out_test") != trained.get("hold_out_test"):  # the rest is divided otherwise
+        return "hold_out_test"
     wider, held = trained.get("hold_out"), scored.get("hold_out")
     if held is None:
         return ""
@@ -61,5 +63,5 @@ def division(tree: Tree) -> dict[str, Any]:
     data = tree.get("data") if isinstance(tree, dict) else None
     if not isinstance(data, dict) or data.get("hold_out") is data.get("fold") is None:
         return {}
-    keys = ("hold_out", "split_seed", "group", "stratify", "fold", "folds")
+    keys = ("hold_out", "hold_out_test", "split_seed", "group", "stratify", "fold", "folds")
     return {key: data[key] for key in keys if key in data and not (key == "split_seed" and split_seed(tree) is None)}

@@ -71,9 +71,9 @@ class Span:
         return self.amount * _SECONDS[self.unit]
 
     def steps(self, steps_per_epoch: int, batch_size: int) -> int:
-        """Length of an untimed span in optimizer steps, at least 1."""
+        """Length of an untimed span in optimizer steps, at least 1; of `0 steps` 0."""
         steps = {"steps": 1, "epochs": steps_per_epoch, "samples": 1 / batch_size}[self.unit] * self.amount
-        return max(1, round(steps))
+        return max(1, round(steps)) if self.amount else 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,10 @@ def _read_untimed(value: object) -> Span:
     return span
 
 
+def _read_length(value: object) -> Span:
+    return Span(0, "steps") if value == "0 steps" else _read_untimed(value)
+
+
 def _read_share(value: object) -> float:
     share = value
     if isinstance(value, str) and (match := re.fullmatch(f"({NUMBER}) *%", value.strip(" "))):
@@ -144,6 +148,8 @@ AnySpan = Annotated[Span, BeforeValidator(_read_span), _as_text]
 """A span of training or of wall-clock."""
 TrainingSpan = Annotated[Span, BeforeValidator(_read_untimed), _as_text]
 """A span of training."""
+Length = Annotated[Span, BeforeValidator(_read_length), _as_text]
+"""A length of training, which may be `0 steps`."""
 Share = Annotated[FractionBetween, BeforeValidator(_read_share), PlainSerializer(_write_share, return_type=str)]
 """A percentage."""
 UpdateSize = Annotated[

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 HELD_OUT = "held_out"
 """In place of a path of `evaluate`: what is kept from training of the set that is trained on."""
+HELD_OUT_TEST = "held_out_test"
+"""The same of what is kept for a test set, by which nothing is chosen."""
+PARTS = (HELD_OUT, HELD_OUT_TEST)
 
 SEVERAL = "several classes an image (multi-label) are not supported; choose a column of one: columns: {label: NAME}"
 

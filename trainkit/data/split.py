@@ -17,7 +17,7 @@ from trainkit.config.ranges import FractionBetween
 from trainkit.config.units import Share
 from trainkit.data import leakage, sources
 from trainkit.data.leakage import Held
-from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.data.sources import HELD_OUT, PARTS, SAMPLE
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Batch, Data, NamesEvaluationSets, NamesTrainingSet, RowOrder, Split, ThreadSafeFetch
 
@@ -103,7 +103,8 @@ def by_another_seed(data: Any, recipe: Any) -> bool:
     The digest of a recipe covers `split_seed` then alone: with the seed of the training, which drew it before there was
     that key, it is the same experiment.
     """
-    return isinstance(data.hold_out, float) and data.split_seed != recipe.seed
+    parts = (data.hold_out, getattr(data, "hold_out_test", None))
+    return any(isinstance(part, float) for part in parts) and data.split_seed != recipe.seed
 
 
 _share = TypeAdapter(Share)
@@ -237,7 +238,7 @@ def missing(
 ) -> list[str]:
     """Return a sentence for each set of a recipe that is not there yet; `also` holds sentences of other keys."""
     places = {"train": train, **evaluate}.items()
-    found = {key(name): find(text) for name, text in places if text != HELD_OUT and not text.startswith(SAMPLE)}
+    found = {key(name): find(text) for name, text in places if text not in PARTS and not text.startswith(SAMPLE)}
     return [f"{where}: {sentence}" for where, sentence in (found | {**(also or {})}).items() if sentence]
 
 

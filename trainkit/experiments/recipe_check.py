@@ -11,7 +11,7 @@ from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, beside, load
 from trainkit.config.schema import Recipe
 from trainkit.data import hub, kinds
-from trainkit.data.sources import HELD_OUT, SAMPLE, split_of
+from trainkit.data.sources import PARTS, SAMPLE, split_of
 from trainkit.data.split import key, named_sets
 from trainkit.data.storage.image_store import is_packed
 from trainkit.environment.process import asked_processes
@@ -86,7 +86,7 @@ def open_all(request: RunRequest, large: bool = False) -> list[str]:
 def _is_opened(recipe: Recipe) -> bool:
     """Return False for data that is large. Raises UserError where it cannot be opened."""
     absent = dict(sentence.split(": ", 1) for sentence in recipe.data.missing())
-    sets = {key(name): text for name, text in named_sets(recipe.data).items() if text not in ("", HELD_OUT)}
+    sets = {key(name): text for name, text in named_sets(recipe.data).items() if text not in ("", *PARTS)}
     small = kinds.of(recipe.data) is None or all(_is_small(text) for name, text in sets.items() if name not in absent)
     if not small:
         for where, found in absent.items():

@@ -70,11 +70,17 @@ class Network:
     frozen: bool = field(default=False, metadata={"hash": "set"})
     """Linear probe: train only the last layer, on features of the pretrained network that are computed once before the
     first step. Image augmentation is limited to mirroring."""
+    probe: bool = field(default=False, metadata={"hash": "set"})
+    """Start from a linear probe: before the first step the last layer is fitted by logistic regression to the features
+    of the pretrained network for the training set, without augmentation. With `at_start: true` an evaluation shows its
+    scores as those of step 0."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
     """Keep the running statistics of batch norms fixed; their weights and biases are still trained."""
 
     def __post_init__(self) -> None:
         _check_pretrained(self)
+        if self.probe and self.weights is None:
+            raise ValueError("probe is true, but weights is not set, so features would be random; set weights")
         if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
             raise ValueError(f"args has {', '.join(sorted(taken))}; use drop_path and dropout instead")
         if self.tune != "all" and self.weights is None:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from trainkit.config.ranges import Fraction, FractionAboveZero, FractionBelowOne, Positive
 from trainkit.errors import UserError
-from trainkit.evaluation_protocols import Retrieval
+from trainkit.evaluation_protocols import Classes, Retrieval
 from trainkit.interfaces import (
     FEATURES,
     Baseline,
@@ -86,6 +86,26 @@ class Classify:
     def cached_features(self) -> bool:
         """True if the task trains on cached features of a frozen network."""
         return self.net.frozen
+
+    @property
+    def fits(self) -> str:
+        """`probe` if training starts from a linear probe."""
+        return "probe" if self.net.probe else ""
+
+    def fit(self, net: nn.Module, rows: Rows, train: Split) -> dict[str, np.ndarray]:
+        """Fit the last layer to the features of the training set."""
+        from trainkit.models import linear_probe
+
+        if not isinstance(train.protocol, Classes):
+            raise TypeError(f"{train.name} has no labels")
+        return linear_probe.fit(net, rows["embedding"].numpy(), np.asarray(train.protocol.label))
+
+    def begin_training(self, net: nn.Module) -> None:
+        """Soften the probe if the layers below are trained: what fits the training set gives them no gradient."""
+        from trainkit.models import linear_probe
+
+        if self.net.probe and self.net.tune == "all":
+            linear_probe.soften(net)
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""

@@ -14,7 +14,8 @@ from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream as loading
 from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop, Stopped
-from trainkit.interfaces import Columns, Dataset, Rows, Scores, Split, Task
+from trainkit.errors import UserError
+from trainkit.interfaces import Columns, Dataset, FitsBeforeTraining, Rows, Scores, Split, Task
 from trainkit.training import best, teacher_cache
 from trainkit.training import plan as planning
 from trainkit.training.checkpointer import Checkpointer
@@ -22,6 +23,9 @@ from trainkit.training.model import Model
 from trainkit.training.out_of_memory import MicroBatching
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
+
+_PROBE_BATCH = 64
+"""Samples of a forward pass before training, per process."""
 
 
 @torch.no_grad()
@@ -42,6 +46,25 @@ def evaluate(
     row for each sample, and `Stopped`, on all ranks, if a rank gets a stop signal.
     """
 
+    rows, samples = predict(task, net, split, batch_size, runtime, stop := stop or Stop(), read)
+
+    def score() -> Scores:
+        with stop.at_once():
+            return task.score(rows, split)
+
+    scores = runtime.on_main(score, stop)
+    scores.samples = samples
+    return scores
+
+
+@torch.no_grad()
+def predict(
+    task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime, stop: Stop, read: Split | None = None
+) -> tuple[Rows, int]:
+    """Return what a network predicts for every sample of a split, in order, and how many there are, on every rank.
+
+    Raises as `evaluate` does.
+    """
     read = read or split
 
     def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
@@ -52,7 +75,7 @@ def evaluate(
             predicted = task.predict(net, batch)
         return {"index": index, **{key: value.float() for key, value in predicted.items()}}
 
-    stop, was_training = stop or Stop(), net.training
+    was_training = net.training
     net.eval()
     try:
         kept, ends, asked = list[Rows](), False, runtime.any_async(stop.told)
@@ -68,15 +91,7 @@ def evaluate(
     finally:
         net.train(was_training)
         runtime.reshard(net)
-    rows, samples = _ordered({key: runtime.gather(value) for key, value in own.items()}, split)
-
-    def score() -> Scores:
-        with stop.at_once():
-            return task.score(rows, split)
-
-    scores = runtime.on_main(score, stop)
-    scores.samples = samples
-    return scores
+    return _ordered({key: runtime.gather(value) for key, value in own.items()}, split)
 
 
 def _ordered(gathered: Rows, split: Split) -> tuple[Rows, int]:
@@ -127,7 +142,7 @@ class Evaluator:
         checkpoints: Checkpointer,
         micro_batching: MicroBatching,
     ):
-        self._recipe, self._model, self._state = recipe, model, state
+        self._recipe, self._data, self._model, self._state = recipe, data, model, state
         self._checkpoints, self._micro_batching = checkpoints, micro_batching
         self._runtime, self._logger, self._stop = runtime, logger, stop
         self.splits = planning.evaluated(recipe, data)
@@ -167,6 +182,25 @@ class Evaluator:
         return self._micro_batching.evaluate(
             name, module, lambda size: evaluate(task, module, split, size, runtime, stop, read)
         )
+
+    def fit_before_training(self) -> None:
+        """Fit what the task fits to the training set before the first step, such as a linear probe."""
+        task, runtime = self._recipe.task, self._runtime
+        if not isinstance(task, FitsBeforeTraining) or not task.fits:
+            return
+        train, bare = self._data.evaluations.get("train"), self._model.bare
+        if train is None or runtime.sharded:
+            found = "sharded parameters" if train is not None else "a training set that cannot be read unaugmented"
+            raise UserError("task.net.probe", found, "a training set of images on unsharded networks")
+        rows, _ = predict(task, bare, train, _PROBE_BATCH, runtime, self._stop)
+        self._model.set_parameters(runtime.on_main(lambda: task.fit(bare, rows, train), self._stop))
+
+    def begin_training(self) -> None:
+        """Let the task change what it fitted, before the first step."""
+        task = self._recipe.task
+        if isinstance(task, FitsBeforeTraining) and task.fits and not self._state.step:
+            task.begin_training(self._model.bare)
+            self._model.restart_average()
 
     def score_frozen(self) -> None:
         """Score frozen networks on the first evaluation. Raises UserError where one that is trusted only guesses."""
@@ -225,6 +259,9 @@ class Evaluator:
             if state.plateau["reduced"] > reduced:
                 logger.lr_reduced(state.step, state.plateau["reduced"])
             state.entered[name] = state.step
+        task = self._recipe.task
+        if not state.step and isinstance(task, FitsBeforeTraining) and task.fits:
+            logger.tracker.log(0, {f"{task.fits}/{key}": v for key, v in metrics.items() if "/ema/" not in key})
         if leads and self._recipe.best is not None:
             self.leading = (state.step, scored[self._recipe.best.metric.rpartition("/")[0]].rows)
         logger.scored(state.step, name, scored, metrics, seconds, leads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,19 @@ class Model:
         self._runtime.average_buffers(self.bare)
         if self.ema is not None:
             self.ema.update(self.bare, step)
+
+    @torch.no_grad()
+    def set_parameters(self, values: Mapping[str, np.ndarray]) -> None:
+        """Set parameters, by name, before the first step; the average begins with them."""
+        named = dict(self.bare.named_parameters())
+        for name, value in values.items():
+            named[name].copy_(torch.from_numpy(value))
+        self.restart_average()
+
+    def restart_average(self) -> None:
+        """Let the average begin at the weights as they are."""
+        if self.ema is not None:
+            self.ema.begin(self.bare)
 
     def zero_grad(self) -> None:
         """Let gradients go."""

@@ -216,6 +216,13 @@ class Average:
         self._net: nn.Module | None = None
 
     @torch.no_grad()
+    def begin(self, net: nn.Module) -> None:
+        """Take the weights as they are."""
+        for name, t in _floating(net):
+            if name in self.tensors:
+                self.tensors[name].copy_(t)
+
+    @torch.no_grad()
     def update(self, net: nn.Module, step: int) -> None:
         """Move towards the weights after update `step`."""
         decay = min(self.decay, (1 + step) / (10 + step))

@@ -120,11 +120,14 @@ class Trainer:
             self.logger.show([device, said, *notes, ""])
         self.monitor.begin(self.state.step)
         if self.resume.path is None:
+            self.evaluator.fit_before_training()
             self.evaluator.score_frozen()
             if self.evaluator.run(name for name, e in self.recipe.evaluations.items() if e.at_start):
                 raise Stopped
         if not self.open():
             return False
+        if self.plan.steps:
+            self.evaluator.begin_training()
         if self.state.step < self.events.next:
             return True
         self.stop.save_first()  # it was stopped before what is due at this step was done

@@ -248,6 +248,22 @@ def test_groups_are_held_out_by_name(eyes):
         data.open(0)
 
 
+def test_a_test_set_is_held_out_first_and_what_is_evaluated_meanwhile_is_of_the_rest(eyes):
+    data = Images(train=str(eyes), image_size=8, group=PERSON, hold_out=0.3)
+    both = replace(data, evaluate={"val": "held_out", "test": "held_out_test"}, hold_out_test=0.2)
+    opened = both.open(0)
+    parts = {"train": opened.train, **{name: opened.evaluations[name] for name in ("val", "test")}}
+    assert {name: len(split.groups()) for name, split in parts.items()} == {"train": 6, "val": 2, "test": 2}
+    assert sorted(np.concatenate([split.rows for split in parts.values()])) == list(range(40))
+    assert both.open(7).evaluations["test"].groups() == parts["test"].groups()
+    assert len({frozenset(replace(both, split_seed=k).open(0).evaluations["test"].groups()) for k in range(6)}) > 3
+    for wrong in ({"evaluate": {"val": "held_out"}}, {"hold_out_test": None}):
+        with pytest.raises(ValueError, match="go together"):
+            replace(both, **wrong)
+    digests = {opened.meta.digest, data.open(0).meta.digest, replace(both, hold_out=0.4).open(0).meta.digest}
+    assert len(digests) == 3
+
+
 def test_nothing_is_held_out_by_picture_unless_asked(eyes):
     data = Images(train=str(eyes), image_size=8, hold_out=0.25)
     with pytest.raises(UserError, match=r"data\.hold_out.*images without groups.*`group: each`"):

@@ -19,7 +19,7 @@ from trainkit.config.ranges import Deviation, Fraction, Side
 from trainkit.data import augment, image_folder, import_images, sources
 from trainkit.data.augment import AnyAugment, Augment, Light, Plain, Timm
 from trainkit.data.leakage import Held, held_in
-from trainkit.data.sources import HELD_OUT, SAMPLE
+from trainkit.data.sources import HELD_OUT, HELD_OUT_TEST, SAMPLE
 from trainkit.data.split import (
     HoldOut,
     Holdout,
@@ -88,6 +88,9 @@ class Images:
     hold_out: HoldOut | None = None
     """Groups that are excluded from training and evaluated as `held_out`: a percentage of them, or a list of names.
     null: none."""
+    hold_out_test: HoldOut | None = field(default=None, metadata={"hash": "set"})
+    """Groups that are excluded from training for a test set, evaluated as `held_out_test`, in the forms of `hold_out`,
+    which is then a part of the rest. null: none."""
     split_seed: Annotated[int, Field(ge=0, le=(1 << 63) - 1)] = field(default=0, metadata={"hash": by_another_seed})
     """Seed by which a percentage of `hold_out` and the images of `cap` are chosen, so that runs with other `seed`s are
     evaluated on the same images."""
@@ -110,7 +113,10 @@ class Images:
         if self.fit == "keep" and not isinstance(self.augment, Timm):
             raise ValueError("fit: keep needs augment: {name: timm}; with another augment use crop or stretch")
         Holdout(self.hold_out).check(self.evaluate)
-        if self.stratify and (self.group != EACH or not isinstance(self.hold_out, float)):
+        if (HELD_OUT_TEST in self.evaluate.values()) != (self.hold_out_test is not None):
+            raise ValueError(f"hold_out_test and an entry of evaluate that is {HELD_OUT_TEST} go together; set both")
+        parts = [part for part in (self.hold_out, self.hold_out_test) if part is not None]
+        if self.stratify and (self.group != EACH or not parts or not all(isinstance(part, float) for part in parts)):
             raise ValueError(f"stratify is true; set group: {EACH} and a percentage as hold_out, such as 20%")
 
     @property
@@ -137,8 +143,8 @@ class Images:
         self._check_classes("data.train", train, names)
         scored: dict[str, ImageSplit] = {}
         for name, place in evaluated(self.evaluate, self.hold_out is not None).items():
-            data = whole if place == HELD_OUT else self._packed(place, "val")
-            rows = held if place == HELD_OUT else np.arange(len(data))
+            data = whole if place in held else self._packed(place, "val")
+            rows = held[place] if place in held else np.arange(len(data))
             known = _present(data, rows) if self.open_set else names
             scored[name] = self._split(name, data, rows, known, seed)
             self._check_classes(f"data.evaluate.{name}", scored[name], names)
@@ -166,27 +172,36 @@ class Images:
                 return data
         return import_images.pack_once(sources.named(text, columns=self.columns), size, fit, group)
 
-    def _divided(self, whole: Packed) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows to train on, and rows that are held out."""
-        if self.hold_out is None:
-            return np.arange(len(whole)), np.arange(0)
-        if self.stratify:
-            return Holdout(self.hold_out).divide_classes(np.asarray(whole.labels), whole.ids(), self.split_seed)
-        if self.group == EACH:
-            groups, names = np.arange(len(whole)), tuple(whole.ids())
-        elif whole.groups is None:
+    def _divided(self, whole: Packed) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return rows to train on, and rows that are held out, by the word of `evaluate` for them."""
+        rows, held = np.arange(len(whole)), {}
+        for word, part in ((HELD_OUT_TEST, self.hold_out_test), (HELD_OUT, self.hold_out)):
+            if part is not None:
+                kept, out = self._held_out(whole, rows, Holdout(part))
+                rows, held[word] = rows[kept], rows[out]
+        return rows, held
+
+    def _held_out(self, whole: Packed, rows: np.ndarray, part: Holdout) -> tuple[np.ndarray, np.ndarray]:
+        """Divide rows: places among them to train on, and places that are held out."""
+        if self.stratify or self.group == EACH:
+            ids = whole.ids()
+            names = [ids[row] for row in rows.tolist()]
+            if self.stratify:
+                return part.divide_classes(np.asarray(whole.labels)[rows], names, self.split_seed)
+            return part.divide(np.arange(len(rows)), names, self.split_seed)
+        if whole.groups is None:
             found, expected = "images without groups", "groups to hold out"
             remedy = f"set data.group to a regular expression; `group: {EACH}` splits by image"
             raise UserError("data.hold_out", found, expected, remedy)
-        else:
-            groups, names = np.asarray(whole.groups), whole.group_names
-        rows = Holdout(self.hold_out).divide(groups, names, self.split_seed)
+        there, groups = np.unique(np.asarray(whole.groups)[rows], return_inverse=True)
+        names = [whole.group_names[number] for number in there.tolist()]
+        kept, out = part.divide(groups, names, self.split_seed)
         if self.open_set:
-            both = sorted(set(_present(whole, rows[0])) & set(_present(whole, rows[1])))
+            both = sorted(set(_present(whole, rows[kept])) & set(_present(whole, rows[out])))
             if both:
                 found = f"{len(both)} classes have images in held-out groups and in others: {few(both)}"
                 raise UserError("data.hold_out", found, "groups of whole classes, since open_set is on")
-        return rows
+        return kept, out
 
     def _split(self, name: str, data: Packed, rows: np.ndarray, names: Iterable[str], seed: int) -> ImageSplit:
         names = tuple(names)
