@@ -191,7 +191,7 @@ def _of_validators(marks: tuple) -> str:
     if told := next((mark for mark in marks if isinstance(mark, str)), None):
         return told
     names = {getattr(getattr(mark, "func", None), "__name__", "") for mark in marks}
-    words = {"_read_untimed": "length", "_read_span": "span", "_read_share": "share"}
+    words = {"_read_untimed": "length", "_read_length": "length", "_read_span": "span", "_read_share": "share"}
     return next((word for name, word in words.items() if name in names), "")
 
 
