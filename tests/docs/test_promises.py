@@ -10,11 +10,7 @@ from typing import Any
 import pytest
 from runs import ROOT
 
-from trainkit.config import loader, yaml_reader
-from trainkit.config.gates import Safeguard
-from trainkit.data.loader import workers
-from trainkit.data.rows import reader
-from trainkit.training import trainer
+from trainkit.config import loader
 
 FILES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / f"{name}.md" for name in ("README", "README_zh", "SECURITY"))]
 PAGES = {str(file.relative_to(ROOT)): file.read_text(encoding="utf-8") for file in FILES}
@@ -93,24 +89,3 @@ def test_every_tag_and_event_that_is_named_is_set_somewhere(source):
     modules = {"trainkit.rng", "trainkit.train"}
     named = {name for pair in re.findall(r"`(trainkit\.[a-z_]+)`|\bevent `([a-z_]+)`", ALL) for name in pair if name}
     assert not named - modules - source
-
-
-@pytest.mark.parametrize(
-    ("said", "number"),
-    [
-        (r"up to (\d+) MiB is compared whole", reader.HASHED_AT_OPEN >> 20),
-        (r"At most (\d+) MB,", loader.MAX_BYTES / 1e6),
-        (r"MB, (\d+) deep", yaml_reader.MAX_DEPTH),
-        (r"deep, ([\d,]+) values", yaml_reader.MAX_VALUES),
-    ],
-)
-def test_numbers_are_those_of_the_code(said, number):
-    (found,) = re.findall(said, ALL)
-    assert float(found.replace(",", "")) == number
-
-
-def test_numbers_in_words_are_those_of_the_code():
-    assert workers.RESTARTS == 3 and "is replaced, at most three times" in ALL
-    assert trainer.MOST_SKIPPED == 10 and "After ten such steps in a row the run ends" in ALL
-    assert f"from {Safeguard.SOONEST:g} s on" in ALL
-    assert f"at least {Safeguard.DEAREST:g} times that" in ALL

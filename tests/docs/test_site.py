@@ -11,7 +11,6 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from browser import browser, installed
 from runs import ROOT
 
 DOCS = ROOT / "docs"
@@ -99,16 +98,6 @@ def test_a_notebook_becomes_a_page_without_being_run():
 
 
 @pytest.mark.slow
-def test_nothing_is_loaded_from_elsewhere(site, pages):
-    outside = [
-        (file.name, what) for file, page in pages.items() for what in page.loaded if re.match(r"(\w+:)?//", what)
-    ]
-    assert not outside
-    styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
-    assert not re.findall(r"""(?:@import|url\()\s*["']?(?:https?:)?//[^"')]+""", styles)
-
-
-@pytest.mark.slow
 def test_every_link_within_the_site_leads_to_a_page_and_a_place_in_it(site, pages):
     broken = []
     for file, page in pages.items():
@@ -121,23 +110,3 @@ def test_every_link_within_the_site_leads_to_a_page_and_a_place_in_it(site, page
             if not target.is_file() or (to.fragment and target in pages and to.fragment not in pages[target].ids):
                 broken.append((file.relative_to(site).as_posix(), link))
     assert len(pages) > 25 and not broken
-
-
-@pytest.mark.slow
-def test_no_id_is_twice_on_a_page(site, pages):
-    twice = {file.name: {i for i in page.ids if page.ids.count(i) > 1} for file, page in pages.items()}
-    assert not {name: ids for name, ids in twice.items() if ids}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(installed() is None, reason="no Chromium")
-def test_the_search_page_leads_to_a_key_and_the_page_has_it(address):
-    with browser() as page:
-        page.open(f"{address}/search.html?q=loader.workers")
-        page.until("document.querySelectorAll('#search-results li').length > 2")
-        first = page.evaluate("document.querySelector('#search-results li a').href")
-        assert first.endswith("reference/keys.html#loader-workers")
-        page.open(first)
-        page.until("!!document.querySelector('tr:has(:target)')")
-        assert "workers" in page.evaluate("document.querySelector('tr:has(:target)').innerText")
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from trainkit.cli.options import (
-    RenamedOption,
     columns_option,
     echo,
     next_step,
@@ -293,8 +292,6 @@ def verify(
     click.option(
         "--images",
         "drawn",
-        cls=RenamedOption,
-        old=("--pictures",),
         metavar="FILE",
         type=click.Path(path_type=Path),
         help="Write a PNG of images that look the same, side by side.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainkit.cli.options import RenamedOption, echo, next_step, plugin_words, plugins_option, recipe_file
+from trainkit.cli.options import echo, next_step, plugin_words, plugins_option, recipe_file
 from trainkit.errors import EXIT_CODE
 from trainkit.terminal import bar
 
@@ -100,8 +100,6 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
 @click.option(
     "--images",
     "pictures",
-    cls=RenamedOption,
-    old=("--pictures",),
     default=8,
     show_default=True,
     help="Number of real images on which the files are compared with the trained model.",

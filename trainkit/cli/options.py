@@ -59,7 +59,7 @@ class Plain(click.Command):
 
 
 class Commands(Plain, click.Group):
-    """A group of such commands. Renamed ones are found by their old names until 1.0."""
+    """A group of such commands."""
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
@@ -78,38 +78,21 @@ class Commands(Plain, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command by its name, or by another one that it has or had."""
-        name = _OTHER_NAMES.get(args[0], args[0])
-        if args[0] in _GONE:
-            ctx.fail(f"{args[0]} is no longer a command of trainkit; {_GONE[args[0]]}")
-        if name != args[0] and args[0] != "train":
-            echo(f"hint: trainkit {args[0]} is called trainkit {name} now; the old name goes with 1.0", err=True)
+        """Find a command by its name; `train` is another of `run`. What became of earlier ones is said."""
+        if args[0] in _RENAMED:
+            ctx.fail(f"{args[0]} is no longer a command of trainkit; {_RENAMED[args[0]]}")
+        name = "run" if args[0] == "train" else args[0]
         return super().resolve_command(ctx, [name, *args[1:]])
 
 
-class RenamedOption(click.Option):
-    """An option whose old names work until 1.0 and are not shown."""
-
-    def __init__(self, *args: Any, old: tuple[str, ...], **settings: Any):
-        super().__init__(*args, **settings)
-        self.old = old
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Let the parser accept the old names too."""
-        shown = self.opts
-        self.opts = [*shown, *self.old]
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts = shown
-
-
-_OTHER_NAMES = {"train": "run", "ladder": "bench", "fetch": "download"}
-_GONE = {
+_RENAMED = {
+    "ladder": "it is called trainkit bench now",
+    "fetch": "it is called trainkit download now",
     "limits": "trainkit preflight RECIPE measures the upper bounds of its throughput",
     "claims": "run python -m benchmarks.claims",
     "projector": "the rows of an inspection hold its embeddings: docs/reference/artifacts.md",
 }
+"""Commands of earlier versions, and what to use instead."""
 
 
 def _advice(error: click.UsageError) -> str:
