@@ -13,6 +13,7 @@ import numpy as np
 from trainkit import rng
 from trainkit.data.leakage import Held
 from trainkit.data.split import EvalSplit, TrainSplit
+from trainkit.data.volumes import volume_store
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.patch_reader import PatchReader
 from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes
@@ -45,13 +46,8 @@ class _Cases:
     def held(self) -> Held:
         """Return what splits are compared by: patients, and volumes as they were in their files."""
         infos = self.infos
-        return Held(
-            noun="volumes",
-            prints=self.packed.fingerprints()[self.cases],
-            names=lambda places: [infos[place].id for place in places],
-            subjects=frozenset(info.patient for info in infos),
-            kind="patients",
-        )
+        ids, patients = [info.id for info in infos], (info.patient for info in infos)
+        return volume_store.held(ids, patients, self.packed.fingerprints()[self.cases])
 
     def _protocol(self, kind: Literal["whole", "patches", "overlays"], each: int = 1) -> Segmentation:
         """Return ids and patients of the cases, each as often as it has samples."""

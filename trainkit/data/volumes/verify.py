@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from trainkit.data import verification
 from trainkit.data.cache import Progress
-from trainkit.data.leakage import Held
 from trainkit.data.verification import Examined, Step
 from trainkit.data.volumes import fingerprint, importer, reader, sources, volume_store
 from trainkit.data.volumes.preprocess import Preparation, three
@@ -76,23 +75,20 @@ def _opened(path: Path | str, patient: str | None, labelled: bool) -> PackedVolu
 def _compared(data: PackedVolumes | VolumeSource, step: Step) -> Examined:
     """Return what another set is compared with: of files the images are read, and those that are damaged left out."""
     if isinstance(data, PackedVolumes):
-        return _known(str(data.path), data.patients(), data.fingerprints(), data.ids())
+        return _known(data)
 
     def read(case: Case) -> tuple[int, str]:
         return importer.fingerprint_of(*reader.read_image(case)), case.id
 
     found = [one for one in verification.read_all(read, data.cases, step) if not isinstance(one, UserError)]
     patients = (case.patient for case in data.cases)
-    return _known(data.where, patients, [one for one, _ in found], [id for _, id in found])
+    held = volume_store.held([id for _, id in found], patients, [one for one, _ in found])
+    return Examined(where=data.where, held=held)
 
 
-def _known(where: str, patients: Iterable[str], prints: Sequence[int] | np.ndarray, ids: Sequence[str]) -> Examined:
-    def names(places: Iterable[int]) -> list[str]:
-        return [ids[place] for place in places]
-
-    prints = np.asarray(prints, np.uint64)
-    held = Held(noun="volumes", prints=prints, names=names, subjects=frozenset(patients), kind="patients")
-    return Examined(where=where, held=held)
+def _known(data: PackedVolumes) -> Examined:
+    held = volume_store.held(data.ids(), data.patients(), data.fingerprints())
+    return Examined(where=str(data.path), held=held)
 
 
 def _packed(data: PackedVolumes, step: Step) -> Examined:
@@ -108,7 +104,7 @@ def _packed(data: PackedVolumes, step: Step) -> Examined:
                 if len(places) and (label.ravel().take(places, mode="clip") != number).any():
                     raise UserError(data.where(case), f"positions of label {number} that have another label")
 
-    known = _known(str(data.path), data.patients(), data.fingerprints(), data.ids())
+    known = _known(data)
     damage = verification.damaged(known.where, "cases cannot be used", check, range(len(data)), step)
     odd = fingerprint.oddities(data.names, data.infos(), data.fingerprints())
     return replace(known, damage=[*data.changed(), *damage], odd=odd)
@@ -143,5 +139,5 @@ def _files(source: VolumeSource, asked: importer.Names, spacing: Sequence[float]
             odd += fingerprint.oddities(names, infos, prints)
         except UserError as error:
             damage.append(str(error))
-    known = _known(source.where, (case.patient for case in source.cases), prints, [info.id for info in infos])
-    return replace(known, damage=damage, odd=odd)
+    held = volume_store.held([info.id for info in infos], (case.patient for case in source.cases), prints)
+    return Examined(where=source.where, held=held, damage=damage, odd=odd)

@@ -21,7 +21,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -31,6 +31,7 @@ import numpy as np
 from pydantic import Field, InstanceOf, TypeAdapter
 
 from trainkit.data import folders
+from trainkit.data.leakage import Held
 from trainkit.data.rows import row_files
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import (
@@ -79,6 +80,17 @@ def fingerprint(array: np.ndarray) -> int:
     state = hashlib.blake2b(repr(values.shape).encode(), digest_size=8)
     state.update(values.data)
     return int.from_bytes(state.digest(), "little")
+
+
+def held(ids: Sequence[str], patients: Iterable[str], prints: Sequence[int] | np.ndarray) -> Held:
+    """Return what sets of volumes are compared by: patients, and volumes as they are in their files."""
+    return Held(
+        noun="volumes",
+        prints=np.asarray(prints, np.uint64),
+        names=lambda places: [ids[place] for place in places],
+        subjects=frozenset(patients),
+        kind="patients",
+    )
 
 
 def places(labels: np.ndarray, cap: int = FOREGROUND_CAP) -> list[np.ndarray]:
