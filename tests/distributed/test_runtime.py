@@ -50,7 +50,7 @@ def scoring(seconds: float, collective: float, **limits: float) -> list[str]:
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_score_may_take_longer_than_others_wait_for_a_process_that_stands_still(store, processes):
     words = ("train.batch_size=18", "train.micro_batch=6") if processes == 3 else ()
-    with job(store, *scoring(12, collective=5), *words, processes=processes) as one:
+    with job(store, *scoring(8, collective=5), *words, processes=processes) as one:
         assert one.end() == [0] * processes, one.said
         assert one.ran().folder.info().status == "FINISHED" and len(one.ran().series("val/accuracy")) == 1
 

@@ -51,6 +51,7 @@ def test_a_batch_size_per_process_trains_as_its_multiple_and_the_rate_follows():
     assert_trained_alike(one, two, "model")
 
 
+@pytest.mark.slow
 def test_a_run_with_so_many_samples_per_process_goes_on_with_as_many_processes_alone():
     words = [*TRAIN, *PLAIN, "train.batch_size=4 per process", "task.signal_at=3"]
     cut = spawn(2, *words)
@@ -61,6 +62,7 @@ def test_a_run_with_so_many_samples_per_process_goes_on_with_as_many_processes_a
     assert "Finished in " in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_sets_with_fewer_samples_than_processes_are_trained_on_and_scored_whole():
     words = ["train.batch_size=2", "data.samples=3", "data.test=2", "data.flip=false"]
     one, (three, _) = run(*PLAIN, *words), trained(3, *words)
