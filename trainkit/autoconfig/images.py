@@ -207,6 +207,8 @@ def _check_classes(opened: Any, train: str, sets: dict[str, str], looked: Looked
     if open_set and names[next(iter(sets.values()))].isdisjoint(looked.counts):
         return True
     for place, there in names.items():
+        if len(there) < 2:
+            raise UserError(place, f"images of {len(there)} class ({few(there)})", "two or more classes to tell apart")
         if new := sorted(there - looked.counts.keys()):
             raise UserError(place, f"classes that are not in the training set: {few(new)}", f"those of {train}")
     return False

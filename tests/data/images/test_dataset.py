@@ -264,6 +264,18 @@ def test_a_test_set_is_held_out_first_and_what_is_evaluated_meanwhile_is_of_the_
     assert len(digests) == 3
 
 
+def test_sets_whose_scores_rest_on_few_images_are_told(tmp_path, caplog):
+    root = folder(tmp_path / "train", {"a": [f"{k}.png" for k in range(9)], "b": [f"{k}.png" for k in range(9, 18)]})
+    few = folder(tmp_path / "few", {"a": ["1.png"], "b": ["2.png"]}, first=50)
+    uneven = folder(tmp_path / "uneven", {"a": ["1.png"], "b": [f"{k}.png" for k in range(2, 40)]}, first=100)
+    Images(train=str(root), evaluate={"few": str(few), "uneven": str(uneven)}, image_size=8).open(0)
+    told = [record.getMessage() for record in caplog.records if "evaluate" in record.getMessage()]
+    assert told == [
+        "data.evaluate.few: 2 images: a share of them can only be 0, 0.5, 1, ...",
+        "data.evaluate.uneven: fewer than 5 images of a",
+    ]
+
+
 def test_nothing_is_held_out_by_picture_unless_asked(eyes):
     data = Images(train=str(eyes), image_size=8, hold_out=0.25)
     with pytest.raises(UserError, match=r"data\.hold_out.*images without groups.*`group: each`"):
