@@ -33,7 +33,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -437,14 +437,6 @@ class NormalisesBatch(Protocol):
     def batch_norm_least(self) -> int:
         """Smallest number of samples that must be normalised together; 1 before `build`."""
         ...
-
-
-@runtime_checkable
-class DeclaresDirections(Protocol):
-    """A task of a plug-in that declares which values of its metrics are better, so that no block needs a `mode`."""
-
-    directions: ClassVar[dict[str, Literal["higher", "lower"]]]
-    """Names of `Scores.metrics`, with `*` for anything. A name in docs/reference/metrics.md keeps its direction."""
 
 
 @runtime_checkable

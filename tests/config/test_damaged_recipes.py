@@ -187,7 +187,7 @@ def test_damaged_recipes_end_in_a_config_error_or_a_recipe(trials):
     for text in TEXTS:
         outcome(text.encode())  # what is imported is not what a recipe takes
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for seed in trials(2000, 100000):
+    for seed in trials(600, 100000):
         text = mutant(TEXTS[seed % len(TEXTS)], random.Random(f"0 {seed}"))
         found, seconds = taken(text)
         assert seconds < SECONDS, f"{seconds:.2f} s for {text[:2000]!r}"
@@ -195,7 +195,7 @@ def test_damaged_recipes_end_in_a_config_error_or_a_recipe(trials):
     grown = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert grown < BYTES, f"{grown / 1e6:.0f} MB more than before"
     count = seen.total()
-    assert count < 1000 or (seen["refused"] > count // 10 and seen["valid"] > count // 100), seen
+    assert count < 500 or (seen["refused"] > count // 10 and seen["valid"] > count // 100), seen
 
 
 def tree(rng: random.Random, depth: int = 0):
@@ -218,7 +218,7 @@ VALUES = sorted({value for text in TEXTS for value in VALUE.findall(text)})
 
 def test_any_tree_of_values_ends_in_a_config_error_or_a_recipe(trials):
     """Whole recipes of nonsense, and shipped ones with nonsense in one place, written by a library and read by us."""
-    for seed in trials(150, 20000):
+    for seed in trials(60, 20000):
         rng = random.Random(f"tree {seed}")
         made = tree(rng)
         if seed % 3:
@@ -272,13 +272,13 @@ def test_reading_a_recipe_opens_no_file_imports_nothing_and_starts_nothing():
     assert done.stdout.strip() == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_end_in_a_config_error(data):
     assert outcome(data) == "refused"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.text(max_size=30))
 def test_any_override_ends_in_a_config_error_or_a_recipe(key, value):
     text = RECIPES[0].read_bytes()
