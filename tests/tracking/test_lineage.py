@@ -183,3 +183,15 @@ def test_of_what_bears_the_name_of_a_secret_only_that_it_changed_is_said(store):
     tracker = told(new)
     for text in (tracker.files["recipe/changes.txt"], tracker.told["mlflow.note.content"]):
         assert "data.hub_token" in text and "[hidden]" in text and "canary" not in text
+
+
+def test_of_many_lines_the_page_shows_the_first(store):
+    old = begun("x", status="FINISHED")
+    old.recipe.write_text("".join(f"key{n}: 1\n" for n in range(50)))
+    new = begun("x")
+    new.recipe.write_text("".join(f"key{n}: 2\n" for n in range(50)))
+    tracker = told(new)
+    note = tracker.told["mlflow.note.content"].splitlines()
+    assert len(tracker.files["recipe/changes.txt"].splitlines()) == 52
+    assert note[-2:] == ["    and 22 more lines in recipe/changes.txt", ""] and len(note) == 32
+    assert all(line.startswith("    ") for line in note[:-1])

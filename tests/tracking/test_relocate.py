@@ -95,6 +95,15 @@ def test_every_file_of_a_moved_store_is_found_again(moved, weights):
     assert before and before.isdisjoint(now), "the copy is as it was"
 
 
+def test_a_second_time_there_is_nothing_to_do_and_no_copy_is_made(moved):
+    store, _ = moved
+    relocate(store)
+    before, files = places(store.database), sorted(store.home.iterdir())
+    done = relocate(store)
+    assert not done.changed and done.copy is None and not done.homes
+    assert places(store.database) == before and sorted(store.home.iterdir()) == files
+
+
 def test_a_run_begins_in_a_moved_store_only_when_its_files_will_be_found(moved, weights):
     store, old = moved
     with pytest.raises(UserError, match="trainkit relocate") as caught:
@@ -141,6 +150,18 @@ def test_what_still_lies_in_the_older_folder_alone_stays_as_it_is(moved, weights
     shutil.move(old / "artifacts" / "faces", store.artifacts / "faces")
     assert relocate(store).changed["runs"] == 1
     assert files(store, run_id) == ["recipe/resolved.yaml"]
+
+
+def test_a_copy_of_a_store_gets_its_own_files(moved, tmp_path, monkeypatch):
+    store, _ = moved
+    relocate(store)
+    shutil.copytree(store.home, tmp_path / "copy")
+    monkeypatch.setenv("TRAINKIT_STORE", str(tmp_path / "copy"))
+    copy = Store.locate()
+    assert relocate(copy).homes == [store.home]
+    run_id = store.runs()[0].info().run_id
+    for one in (store, copy):
+        assert one.home in folder_of(one.client().get_run(run_id).info.artifact_uri).parents
 
 
 def test_the_folder_may_be_named_and_a_wrong_one_is_answered_with_the_right_one(moved, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import fault_injection
@@ -22,6 +24,7 @@ from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
 from trainkit.tracking import run_folder, run_lifecycle, uploader
+from trainkit.tracking import store as store_module
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -153,6 +156,15 @@ def test_a_store_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
         refused = spawn(1, str(TOY), "--plugin", "toy", **disk.environment, **home)
     assert refused.returncode == 2 and "Traceback" not in refused.stderr and "step " not in refused.stdout
     assert f"{disk.place}/store: cannot be made: Read-only file system" in refused.stderr
+
+
+def test_a_store_on_a_network_file_system_is_warned_of(tmp_path, monkeypatch, caplog):
+    mounts = f"server:/x {tmp_path} nfs4 rw 0 0\ntmpfs / tmpfs rw 0 0\n"
+    real = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda self, *a: mounts if str(self) == "/proc/mounts" else real(self, *a))
+    with caplog.at_level(logging.WARNING):
+        store_module._warn_of_network(tmp_path)
+    assert "is on a network file system (nfs4), where SQLite is not safe" in caplog.text
 
 
 # ---------------------------------------------------------------------------------------------- two jobs, one run (K6)

@@ -320,6 +320,11 @@ def test_who_what_and_where_is_noted(store, begin):
     assert not [value for value in tags.values() if "://" in value]
 
 
+def test_git_that_is_missing_is_tolerated(begin, store, monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert "mlflow.source.git.commit" not in store.client().get_run(begin().run_id).data.tags
+
+
 def test_the_experiment_is_described(store, begin):
     begin(note="What it is.", primary_metric="lfw/accuracy", higher_is_better=True)
     found = store.client().get_experiment_by_name("faces")
@@ -817,7 +822,7 @@ def test_the_metric_that_decides_is_the_last_column_and_marked_and_is_alone_unde
     for leads in (True, False):
         witness = witness_of(tracker := Kept())
         witness.recipe.best = SimpleNamespace(metric=decides)
-        witness.scored(30, "val", scored, metrics, 1.0, leads, 0.0)
+        witness.scored(30, "val", scored, metrics, 1.0, leads)
         head, row = capsys.readouterr().out.splitlines()
         assert head.split()[6:] == columns and row.split() == ["30", *values, *["*best"] * leads]
         (logged,) = [given[2] for given in tracker.calls if given[0] == "log"]
@@ -856,7 +861,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     tracker = Kept()
     given = {"eyes": Scores({}, tables={"per_class": {"f1": [1.0]}}, pictures=pictures())}
     given["eyes/ema"] = Scores({}, tables={"per_class": {"f1": [0.5]}})
-    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False, elapsed=0.0)
+    witness_of(tracker).scored(30, "eyes", given, {}, 1.0, leads=False)
     tables = {call[1]: call[2] for call in tracker.calls if call[0] == "table"}
     assert tables == {
         "tables/eyes_per_class_last.csv": {"f1": [1.0]},
@@ -870,7 +875,7 @@ def test_an_evaluation_leaves_its_tables_and_the_pictures_of_its_step():
     assert figures["hard"].texts[2].get_text() == "x\na\n→ b 0.90"
     assert figures["outliers"].texts[2].get_text() == "x\na, 4.0 sd\n→ b 0.90"
     tracker.calls.clear()
-    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True, elapsed=0.0)
+    witness_of(tracker).scored(40, "eyes", given, {}, 1.0, leads=True)
     assert {call[1] for call in tracker.calls if call[0] == "table"} == {
         "rows/eyes_best.parquet",
         *(f"tables/eyes{average}_per_class_{when}.csv" for average in ("", "_ema") for when in ("last", "best")),
