@@ -24,8 +24,8 @@ TOP = {
 }  # fmt: skip
 HOMES = {"accelerate": {"distributed"}, "click": {"cli"}, "matplotlib": {"plots"},
          "mlflow": {"tracking", "analysis", "inference"}}  # fmt: skip
-STRAYS = {("mlflow", "environment/record.py")}
-"""The tags that MLflow's own client would set."""
+STRAYS = {("mlflow", "environment/record.py"), ("click", "terminal.py")}
+"""The tags that MLflow's own client would set; colours and progress bars."""
 MOST_LINES, LONGEST_FUNCTION = 600, 60
 
 

@@ -193,7 +193,7 @@ def duration(seconds: float) -> str:
         if limit is None or whole < limit:
             rest = whole % size // (size // (24 if large == "d" else 60))
             return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
-    raise ValueError(f"{seconds} s is no duration")
+    raise ValueError(f"duration of {seconds} s")
 
 
 def clock_time(seconds: float) -> str:
