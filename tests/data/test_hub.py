@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fake_hub
 import pytest
-from table_sets import lines, parquet, png, squares
+from table_sets import lines, parquet, png, samples, shard, squares
 
 from trainkit.data import hub
 from trainkit.errors import UserError
@@ -26,6 +26,8 @@ def _sets(root: Path) -> None:
     (root / "o" / "card" / "README.md").write_text(f"---\nconfigs:\n{configs}---\nSome images.\n")
     folder = root / "o" / "folder"
     lines(folder / "metadata.csv", "file_name,label", *(f"{path},{k % 2}" for k, path in enumerate(squares(folder))))
+    for name, first in (("train-0.tar", 0), ("train-1.tar", 3)):
+        shard(root / "o" / "shards" / name, *samples(first, 3))
     (root / "o" / "code").mkdir()
     (root / "o" / "code" / "code.py").write_text("raise SystemExit('this ran')\n")
     (root / "o" / "text").mkdir()
@@ -47,6 +49,7 @@ def test_sets_of_the_hub_are_downloaded_and_mistakes_are_told(tmp_path):
         "kept": ["hf://o/plain#train", *named],
         "revision": ["hf://o/plain/words@refs/convert/parquet#test", *named],
         "folder": ["hf://o/folder"],
+        "shards": ["hf://o/shards"],
         "config": ["hf://o/card/b", *named],
     }
     refused = {

@@ -7,11 +7,12 @@ import logging
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from table_sets import lines, parquet, png
+from table_sets import lines, parquet, png, samples, shard
 from table_sets import squares as pictures
 
 from trainkit.cli import main
@@ -43,11 +44,13 @@ def laid_out(kind: str, root: Path) -> Path:
     if kind == "metadata":
         lines(root / "metadata.csv", "file_name,label", *(f"{path},{label}" for path, label in rows))
         return root
-    lines(root / "metadata.jsonl", *(json.dumps({"file_name": path, "label": label}) for path, label in rows))
-    return root
+    if kind == "metadata.jsonl":
+        lines(root / "metadata.jsonl", *(json.dumps({"file_name": path, "label": label}) for path, label in rows))
+        return root
+    return shard(root / "a.tar", *samples())
 
 
-FORMS = ("csv", "jsonl", "json", "metadata", "metadata.jsonl")
+FORMS = ("csv", "jsonl", "json", "metadata", "metadata.jsonl", "tar")
 
 
 @pytest.mark.parametrize("kind", FORMS)
@@ -55,8 +58,8 @@ def test_each_form_is_read_and_packed(tmp_path, kind):
     path = laid_out(kind, tmp_path / "set")
     source = sources.open_source(path)
     found = list(source.records())
-    assert [record.label for record in found] == [0, 1, 0, 1] and source.size == 4
-    assert [record.id for record in found] == [f"img/{k}.png" for k in range(4)]
+    assert [record.label for record in found] == [0, 1, 0, 1] and source.size in (4, None)
+    assert [record.id for record in found] == [f"s{k}" if kind == "tar" else f"img/{k}.png" for k in range(4)]
     assert all(record.id in record.where and str(path) in record.where for record in found)
     report = import_images.import_pictures(path, tmp_path / "out", size=(8, 8))
     assert (report.rows, report.classes) == (4, 2)
@@ -90,6 +93,11 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
         assert done.exit_code == 2 and said in done.output.replace("\n", " "), done.output
     done = CliRunner().invoke(main.main, ["data", "import", "x", "y", "--volumes", "--columns", "image=a"])
     assert done.exit_code == 2 and "--columns is not for volumes" in done.output
+
+
+def test_a_field_of_json_in_shards_is_a_label(tmp_path):
+    source = sources.open_source(shard(tmp_path / "a.tar", *samples()), columns={"label": "json.who"})
+    assert [record.label for record in source.records()] == ["p0", "p1", "p0", "p1"]
 
 
 def test_a_card_says_splits_and_names_of_classes(tmp_path, monkeypatch):
@@ -189,6 +197,32 @@ def test_paths_stay_in_the_folder_of_the_table(tmp_path, kind, name):
         assert "img/none.png" in str(told.value) and "1 unusable image" in str(told.value)
 
 
+@pytest.mark.parametrize("cut", [700, 3000, -512, -1024, -9000])
+def test_a_shard_that_is_cut_off_is_named_before_anything_is_read(tmp_path, cut):
+    data = shard(tmp_path / "train-0.tar", *samples(0, 40)).read_bytes()
+    end = data.rstrip(b"\0")
+    for part in (data[:cut] if cut > 0 else data[: len(end) + cut],):
+        (tmp_path / "train-1.tar").write_bytes(part)
+        with pytest.raises(UserError, match=r"train-1\.tar: \d+ bytes that are truncated or not a tar file"):
+            import_images.import_pictures(tmp_path, tmp_path / "out", size=(8, 8))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_packed_into_a_shard_stays_packed(tmp_path, monkeypatch):
+    """300 MB of zeros in 300 KB, as a field of a sample: it is no image and no text, and is not read."""
+    import gzip
+
+    monkeypatch.setattr(image_decode, "BYTE_CAP", 10_000)
+    bomb = gzip.compress(bytes(300 << 20), 9)
+    path = shard(tmp_path / "a.tar", *samples(0, 1)[:2], ("s0.json.gz", bomb), ("s0.npy", b"\x93NUMPY"))
+    tracemalloc.start()
+    assert len(list(sources.open_source(path).records())) == 1
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+    with pytest.raises(UserError, match=r"s0\.png: more than 10000 bytes"):
+        sources.open_source(shard(tmp_path / "b.tar", ("s0.png", bytes(10_001)), ("s0.cls", b"0")))
+
+
 LISTS = r"label: lists; expected one class an image; .*\(multi-label\)"
 
 
@@ -208,14 +242,22 @@ LISTS = r"label: lists; expected one class an image; .*\(multi-label\)"
         ("a.jsonl", "null", "a row that is not a mapping of columns"),
         ("a.parquet", {"image": [png(0), png(1)], "label": [["a"], ["a", "b"]]}, LISTS),
         ("a.parquet", {"image": [1, 2], "label": [0, 1]}, r"columns image \(int64\), label \(int64\); expected image"),
+        ("a.tar", [("a.png", png(0)), ("a.cls", b"cat")], r"a\.tar, a\.cls: b'cat'; expected a whole number"),
+        ("a.tar", [("a.png", png(0)), ("b.png", png(1)), ("b.cls", b"0")], "expected label in one of"),
+        ("a.tar", [("a.png", png(0)), ("a.cls", b"0"), ("b.png", png(1))], "row 1 .*cls: None"),
+        ("a.tar", [("a.txt", b"words")], "no image|columns"),
+        ("a.tar", [("a.mp4", b"0" * 100)], r"a\.tar: no rows"),
+        ("a.tar", [], r"a\.tar: no rows"),
     ],
 )
 def test_tables_that_cannot_be_used(tmp_path, name, content, said, caplog):
     pictures(tmp_path)
     if isinstance(content, str):
         (tmp_path / name).write_text(content)
-    else:
+    elif isinstance(content, dict):
         parquet(tmp_path / name, **content)
+    else:
+        shard(tmp_path / name, *content)
     with caplog.at_level(logging.WARNING), pytest.raises(UserError, match=said):
         list(sources.open_source(tmp_path / name).records())
     assert not [record for record in caplog.records if record.name.startswith("datasets")], "told twice"

@@ -163,7 +163,7 @@ def test_no_payload_runs_by_any_door_for_a_file(hostile_files, door, tmp_path):
 
 _SUFFIXES = {
     "sources.open_source": (".rec", ".parquet"),
-    "table.open_table": (".csv", ".json", ".jsonl", ".parquet"),
+    "table.open_table": (".csv", ".json", ".jsonl", ".tar", ".parquet"),
     "pictures.decode": (".tif", ".pgm"),
     "evaluations.recognise": (".bin", ".csv"),
     "people_sources.find": (".csv", ".parquet"),
@@ -529,7 +529,8 @@ DOORS: dict[str, set[str]] = {
     "MXNet records": {"data/formats/recordio.py numpy.frombuffer"},
     "recordio.read_index": {"data/formats/recordio.py numpy.loadtxt"},
     "table.open_table": {"data/formats/table_files.py csv.reader", "data/formats/table_files.py json.loads",
-                         "data/formats/table_files.py pyarrow.parquet.ParquetFile"},
+                         "data/formats/table_files.py pyarrow.parquet.ParquetFile",
+                         "data/formats/webdataset.py json.loads", "data/formats/webdataset.py tarfile.open"},
     "saved by datasets": {"data/formats/table_files.py pyarrow.memory_map",
                           "data/formats/table_files.py pyarrow.ipc.open_stream",
                           "data/formats/table_files.py pyarrow.ipc.MessageReader.open_stream"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,26 @@ def parquet(file: Path, **columns: Any) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), file)
     return file
+
+
+def shard(file: Path, *members: tuple[str, bytes]) -> Path:
+    """Write a tar file of files, by their names."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w") as tar:
+        for name, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return file
+
+
+def samples(first: int = 0, count: int = 4) -> list[tuple[str, bytes]]:
+    """Members of a shard: squares of the seeds from `first` on, of two classes and two persons."""
+    found = []
+    for k in range(first, first + count):
+        told = json.dumps({"who": f"p{k % 2}"}).encode()
+        found += [(f"s{k}.png", png(k, 8, 8)), (f"s{k}.cls", str(k % 2).encode()), (f"s{k}.json", told)]
+    return found
 
 
 def saved(root: Path, **seeds: list[int]) -> Path:

@@ -27,7 +27,7 @@ PREFIX = "hf://"
 _PART = r"[A-Za-z0-9][\w.-]*"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:/({_PART}))?(?:@({_PART}(?:/{_PART})*))?(?:#(\w[\w.-]*))?")
 _CARDS = ("README.md", ".huggingface.yaml")
-_KINDS = {"csv": "CSV", "json": "JSON", "imagefolder": "image folder", "parquet": "parquet"}
+_KINDS = {"csv": "CSV", "json": "JSON", "webdataset": "webdataset", "imagefolder": "image folder", "parquet": "parquet"}
 _CONFIGURATION = "name it: hf://owner/name/CONFIGURATION"
 _PACKED = (".gz", ".zip", ".bz2", ".xz", ".zst", ".lz4", ".7z")
 
@@ -47,7 +47,7 @@ class DataFiles:
     """Files of a set of images."""
 
     kind: str
-    """Their form: CSV, JSON, parquet or image folder."""
+    """Their form: CSV, JSON, parquet, webdataset or image folder."""
     files: Mapping[str, Sequence[Path]]
     """Those of each split."""
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)

@@ -34,7 +34,7 @@ _PLURAL = frozenset({"labels", "tags", "classes", "categories", "attributes"})
 SAMPLE = "sample:"
 """Before the name of a built-in drawn set, in place of a path."""
 
-LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id", "labels", "fine_label")
+LABEL_COLUMNS = ("label", "identity", "person", "pid", "class", "class_id", "id", "labels", "fine_label", "cls")
 COLUMNS = {
     "image": IMAGE_COLUMNS,
     "label": LABEL_COLUMNS,
@@ -89,7 +89,7 @@ def open_source(
     if form == "table":
         return _of_table(open_table(path, split).take(COLUMNS, columns, _ABSENT))
     if form == "file":
-        expected = "a folder of classes, .parquet, .csv, .jsonl or train.rec"
+        expected = "a folder of classes, .parquet, .csv, .jsonl, .tar or train.rec"
         raise UserError(str(path), "a file of unknown kind", expected)
     if form == "folder":
         if split is not None:

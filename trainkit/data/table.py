@@ -6,9 +6,11 @@
 | images with `metadata.csv`, `.jsonl`, `.parquet`| a folder with metadata of its own           |
 | parquet, with images in cells                   | files by their names, or a value of `split` |
 | a set saved by Hugging Face `datasets`          | a folder of a DatasetDict                   |
+| webdataset shards                               | files by their names                        |
 | a set of the hub                                | as its card or the names of files say       |
 
-All are read by `formats.table_files`, a row at a time; `datasets` finds the files of sets of the hub and reads none.
+All are read a row at a time, by `formats.table_files`, and shards by `formats.webdataset`; `datasets` finds the files of
+sets of the hub and reads none.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.data import folders, hub, image_folder, source_splits
-from trainkit.data.formats import table_files
+from trainkit.data.formats import table_files, webdataset
 from trainkit.data.formats.table_files import PATH_COLUMN, SUFFIXES, Cell, Content
 from trainkit.data.record import Columns
 from trainkit.errors import UserError, few
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "png", "image_bytes", "bytes", "jpeg", "webp", PATH_COLUMN, "path")
 SPLIT_COLUMN = "split"
+SHARD = ".tar"
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 REMEDY = "set columns: {{{0}: NAME}} in the block `data`, or --columns {0}=NAME"
 
@@ -38,7 +41,7 @@ _IMAGES = ("image", "mask")
 """Parts that are images."""
 _HEAD = 1 << 16
 _JSON_LIMIT = 64 << 20
-_KINDS = {".csv": "CSV", ".tsv": "CSV", ".parquet": "parquet"}
+_KINDS = {".csv": "CSV", ".tsv": "CSV", ".parquet": "parquet", SHARD: "webdataset"}
 _WITH_PATHS = ("CSV", "JSON", "image folder")
 """Kinds whose cells name files."""
 
@@ -213,7 +216,7 @@ def _inner(cell: Cell, path: Sequence[str]) -> Cell:
 def is_table(path: Path) -> bool:
     """Return whether there is a table at a path: a file, a folder of some, or a saved set."""
     if path.is_file():
-        return path.suffix.lower() in SUFFIXES
+        return path.suffix.lower() in (*SUFFIXES, SHARD)
     return is_saved(path) or _folder_of_files(path) is not None
 
 
@@ -247,11 +250,11 @@ def open_table(
     if is_saved(place):
         return _opened(where, "datasets folder", _saved_splits(place), split, part, place, at_once)
     if place.is_file():
-        if (suffix := place.suffix.lower()) not in SUFFIXES:
-            raise UserError(where, "a file of unknown kind", f"one of {', '.join(SUFFIXES)}")
+        if (suffix := place.suffix.lower()) not in (*SUFFIXES, SHARD):
+            raise UserError(where, "a file of unknown kind", f"one of {', '.join((*SUFFIXES, SHARD))}")
         return _opened(where, _KINDS.get(suffix, "JSON"), {"": [place]}, split, part, place.parent, at_once)
     if (listed := _folder_of_files(place)) is None:
-        raise UserError(where, "no table", "parquet files, or images with metadata")
+        raise UserError(where, "no table", "parquet files, shards, or images with metadata")
     return _opened(where, *listed, split, part, place, at_once)
 
 
@@ -269,6 +272,8 @@ def _opened(
     if kind == "datasets folder":
         files = _saved_files(files[0])
         content = replace(table_files.open_streams(files), classes=_saved_classes(files[0].parent))
+    elif kind == "webdataset":
+        content = webdataset.open_shards(files)
     elif kind != "image folder":
         content = table_files.open_rows(files, at_once)
     elif described := [file for file in files if file.name in METADATA]:
@@ -302,8 +307,9 @@ def _folder_of_files(path: Path) -> tuple[str, dict[str, list[Path]]] | None:
     if metadata:
         return "image folder", metadata
     for place in (path, path / "data"):
-        if found := folders.visible(place.glob("*.parquet")):
-            return "parquet", _by_split(found)
+        for kind, ending in (("webdataset", SHARD), ("parquet", ".parquet")):
+            if found := folders.visible(place.glob(f"*{ending}")):
+                return kind, _by_split(found)
     return None
 
 
