@@ -9,8 +9,8 @@
 | webdataset shards                               | files by their names                        |
 | a set of the hub                                | as its card or the names of files say       |
 
-All are read a row at a time, by `formats.table_files`, and shards by `formats.webdataset`; `datasets` finds the files of
-sets of the hub and reads none.
+All are read a row at a time, by `formats.table_files`, and shards by `formats.webdataset`; `datasets` finds the
+files of sets of the hub and reads none.
 """
 
 from __future__ import annotations
