@@ -106,7 +106,6 @@ def test_the_data_commands_lead_from_an_import_to_a_recipe(asked):
         "import people set --image-size 16": "trainkit data verify set",
         "info set": "trainkit data verify set",
         "verify set": "trainkit cp RECIPE mine.yaml --data set",
-        "pairs people --most 20": "trainkit data import people/pairs.csv OUT --evaluation",
     }
     for line, following in lines.items():
         assert asked("data", *line.split())[0].partition("  #")[0] == f"Next: {following}"
