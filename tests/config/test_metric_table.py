@@ -69,7 +69,7 @@ DIRECTIONS = {
     "higher": (
         *("top1", "val/iou.road", "val/iou/road", "val/ema/iou.nll", "val/dice.loss", "val/hellinger", "val/ks"),
         *("val/rgb.map", "val/modal_1.rank_5", "test/minp", "lfw/tar_at_far_1e-3", "lfw/val_at_far_1e-3", "val/fisher"),
-        *("val/balanced_accuracy", "unseen/map_at_r", "val/nsd.liver", "val/silhouette", "train/accuracy"),
+        *("val/balanced_accuracy", "unseen/map_at_r", "val/nsd.liver", "train/accuracy"),
         *("speed/samples_per_s", "final/speed/samples_per_s"),
     ),
     "none": (

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from trainkit.errors import UserError
-from trainkit.evaluation_protocols import Classes, Retrieval, Separation
-from trainkit.metrics import calibration, classification
-from trainkit.metrics.classification import score_classes
-from trainkit.metrics.score import score
+from trainkit.evaluation_protocols import Classes
+from trainkit.metrics import classification
+from trainkit.metrics.classification import calibration_error, confidence_bin, score_classes
 
 
 def names(classes):
@@ -120,12 +119,6 @@ def test_of_equal_scores_the_first_class_is_predicted_and_places_follow_the_same
     assert scores.metrics["nll"] == pytest.approx(math.log(8))
 
 
-def test_top5_is_given_only_when_it_can_be_missed():
-    for classes in (3, 5, 6):
-        logits, label = drawn(0, classes=classes)
-        assert ("top5" in score_classes(logits, Classes(label, names(classes))).metrics) == (classes > 5)
-
-
 def test_table_of_classes_equals_scikit_learn_and_says_what_does_not_exist():
     from sklearn.metrics import precision_recall_fscore_support
 
@@ -145,11 +138,6 @@ def test_table_of_classes_equals_scikit_learn_and_says_what_does_not_exist():
             assert got is None or got == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_class_that_neither_occurs_nor_is_predicted_has_no_f1():
-    table = score_classes(np.eye(3)[[0, 1, 0]], Classes(np.array([0, 1, 1]), names(3))).tables["per_class"]
-    assert table["f1"][2] is None and table["recall"][2] is None and table["precision"][2] is None
-
-
 def test_pictures_without_a_label_count_in_nothing_and_keep_their_rows():
     logits, label = drawn(4)
     scores = score_classes(logits, Classes(label, names(7)))
@@ -161,31 +149,6 @@ def test_pictures_without_a_label_count_in_nothing_and_keep_their_rows():
     assert np.isnan(with_more.rows["probability"][10:20]).all()
     assert np.isfinite(np.delete(with_more.rows["probability"], range(10, 20))).all()
     assert len(with_more.rows["prediction"]) == len(with_more.rows["confidence"]) == 310
-
-
-def test_rows_name_classes_and_give_the_probabilities_of_prediction_and_label():
-    logits, label = drawn(5, count=40)
-    rows = score_classes(logits, Classes(label, names(7))).rows
-    probability = softmax(logits)
-    assert rows["label"] == [f"class {y}" for y in label]
-    assert rows["prediction"] == [f"class {p.index(max(p))}" for p in probability]
-    assert rows["confidence"] == pytest.approx([max(p) for p in probability], abs=1e-12)
-    assert rows["probability"] == pytest.approx([p[y] for p, y in zip(probability, label, strict=True)], abs=1e-12)
-
-
-def test_rows_and_tables_can_be_written_as_parquet(tmp_path):
-    from pyarrow import parquet
-
-    from trainkit.tracking.tracker import _write_table
-
-    logits, label = drawn(5, count=40)
-    label[3], label[label == 2] = -1, 0
-    scores = score_classes(logits, Classes(label, names(7)))
-    _write_table(tmp_path / "rows", scores.rows)
-    _write_table(tmp_path / "classes", scores.tables["per_class"])
-    rows, classes = (parquet.read_table(tmp_path / name) for name in ("rows", "classes"))
-    assert rows["label"].to_pylist() == scores.rows["label"] and rows["label"][3].as_py() is None
-    assert classes.num_rows == 7 and classes["recall"][2].as_py() is None  # no image is of that class
 
 
 def test_a_split_of_one_of_two_classes_has_no_auc_and_no_f1():
@@ -211,11 +174,6 @@ def test_labels_that_are_no_class_are_refused_by_row():
         label[5] = bad
         with pytest.raises(UserError, match=rf"^val: 1 of 300 labels are not a class, the first is {bad} in row 5"):
             score_classes(logits, Classes(label, names(7)), "val")
-
-
-def test_a_split_without_labels_is_refused():
-    with pytest.raises(UserError, match="val: none of 300 images has a label"):
-        score_classes(drawn(0)[0], Classes(np.full(300, -1), names(7)), "val")
 
 
 def test_shapes_that_do_not_fit_are_programming_errors():
@@ -250,34 +208,16 @@ def test_enormous_scores_stay_finite():
 
 def test_a_confidence_on_the_edge_of_two_bins_is_in_the_lower_one():
     edges = np.array([0.0, 1 / 15, 3 / 15, np.nextafter(3 / 15, 1), 1.0])
-    got = calibration.reliability(edges, np.array([0, 0, 1, 0, 1]))
-    assert got.count.tolist() == [2, 1, 1, 1]
-    assert got.accuracy.tolist() == [0, 1, 0, 1]
-    assert got.confidence == pytest.approx([1 / 30, 0.2, 0.2, 1.0])
+    assert confidence_bin(edges).tolist() == [0, 0, 2, 3, 14]
 
 
 def test_ece_is_zero_for_a_calibrated_and_large_for_an_overconfident_network():
     right = np.array([True] * 8 + [False] * 2)
-    assert calibration.reliability(np.full(10, 0.8), right).ece == pytest.approx(0)
-    assert calibration.reliability(np.full(10, 0.98), right).ece == pytest.approx(0.18)
-    assert calibration.reliability(np.full(10, 0.98), right, bins=1).ece == pytest.approx(0.18)
-
-
-def test_a_confidence_that_is_no_probability_is_refused():
-    for bad in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            calibration.reliability(np.array([0.5, bad]), np.array([True, False]))
+    assert calibration_error(np.full(10, 0.8), right) == pytest.approx(0)
+    assert calibration_error(np.full(10, 0.98), right) == pytest.approx(0.18)
 
 
 # ---- Chance
-
-
-@pytest.mark.parametrize(("trials", "p"), [(10, 0.5), (1000, 0.1), (50_000, 0.001), (50_000, 0.55), (7, 0.9)])
-def test_bound_of_chance_is_the_quantile_of_the_binomial_distribution(trials, p):
-    from scipy.stats import binom
-
-    quantile = int(binom.ppf(0.999, trials, p))
-    assert classification.chance_level(trials, p) == (quantile / trials if quantile < trials else None)
 
 
 def test_guessing_the_commonest_class_and_at_random_stay_below_the_bound():
@@ -292,30 +232,3 @@ def test_guessing_the_commonest_class_and_at_random_stay_below_the_bound():
     logits, label = drawn(0, skill=3.0)
     scores = score_classes(logits, Classes(label, names(7)))
     assert scores.metrics["top1"] > scores.chance["top1"] > (label == 6).mean()
-
-
-def test_too_few_pictures_to_show_skill_have_no_bound():
-    assert score_classes(np.eye(3), Classes(np.arange(3), names(3))).chance == {}
-
-
-# ---- Dispatch
-
-
-def test_score_follows_the_protocol_of_the_split():
-    rng = np.random.default_rng(0)
-    label = rng.integers(0, 2, 60)
-    rows = {
-        "logits": torch.tensor(rng.normal(size=(60, 2))),
-        "embedding": torch.tensor(rng.normal(size=(60, 4))),
-        "norm": torch.ones(60),
-    }
-    named = {
-        "top1": Classes(label, ("a", "b")),
-        "fisher": Separation(label, ("a", "b")),
-        "map_at_r": Retrieval(label),
-    }
-    for metric, protocol in named.items():
-        got = score(rows, protocol, "val").metrics
-        assert metric in got and "xnorm" not in got
-    with pytest.raises(ValueError, match="unknown evaluation protocol str"):
-        score(rows, "classes", "val")

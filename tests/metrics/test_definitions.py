@@ -1,4 +1,4 @@
-"""Every metric that an evaluation reports has a definition, with unit, direction and source."""
+"""Every metric that an evaluation reports is declared before it, and defined with unit, direction and source."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from trainkit.config import metric_definitions as definitions
 from trainkit.config import metric_table
+from trainkit.errors import UserError
 from trainkit.evaluation_protocols import (
     Classes,
     Identification,
@@ -26,7 +27,7 @@ from trainkit.evaluation_protocols import (
 from trainkit.interfaces import MODALITIES, Split
 from trainkit.metrics import boundary_f_score, segmentation_2d
 from trainkit.metrics.reid import score_search
-from trainkit.metrics.score import headline, score
+from trainkit.metrics.score import headline, names, score
 from trainkit.metrics.surface_distance import SCORES
 
 GROUPS = {
@@ -47,6 +48,7 @@ SIZE = 40
 RNG = np.random.default_rng(0)
 EMBEDDING = torch.from_numpy(RNG.normal(size=(SIZE, 8)))
 NORM = EMBEDDING.norm(dim=1)
+LOGITS = torch.from_numpy(RNG.normal(size=(SIZE, 2)))
 ORGANS = ("background", "liver", "left kidney")
 
 
@@ -84,19 +86,18 @@ def identification() -> Any:
     return Identification(np.arange(10), np.arange(10, SIZE), label), {"embedding": EMBEDDING, "norm": NORM}
 
 
-def search() -> Any:
+def search(**more: Any) -> Any:
     person = np.append(np.arange(SIZE - 1) % 8, 99)
     query = np.full((11, len(MODALITIES)), -1)
     query[:, 1] = [*range(10), SIZE - 1]
     groups = {"modal_1": ("nir",)}
     ids = tuple(map(str, range(SIZE)))
     gallery = (np.arange(10, SIZE - 1),)
-    return Search(person, np.full(SIZE, -1), gallery, {"nir": query}, ids, groups), {"feature": EMBEDDING}
+    return Search(person, np.full(SIZE, -1), gallery, {"nir": query}, ids, groups, **more), {"feature": EMBEDDING}
 
 
-def volumes(kind: Any) -> Any:
-    names = tuple(f"case{k}" for k in range(4))
-    protocol = Segmentation(names, names, ORGANS, kind)
+def volumes(kind: Any, patients: tuple[str, ...] = tuple("abcd")) -> Any:
+    protocol = Segmentation(tuple(f"case{k}" for k in range(4)), patients, ORGANS, kind)
     columns = ("intersection", "predicted", "actual") if kind == "patches" else SCORES
     rows = {name: torch.from_numpy(RNG.uniform(0.2, 0.9, (4, 2))) for name in columns}
     return protocol, rows | {"planes": torch.zeros(4, 3, 3, 8, 8)}
@@ -113,16 +114,26 @@ def scenes(kind: Any) -> Any:
 SAMPLES = {
     "two classes": lambda: classified(Classes, 2),
     "many classes": lambda: classified(Classes, 7),
+    "two classes of which one occurs": lambda: (Classes(np.zeros(SIZE, np.int64), ("a", "b")), {"logits": LOGITS}),
+    "separation of three": lambda: classified(Separation, 3),
     "separation": lambda: classified(Separation, 2),
     "inspection": lambda: classified(Inspection, 3, ids=tuple(map(str, range(SIZE)))),
     "retrieval": lambda: (Retrieval(np.arange(SIZE) % 6), {"embedding": EMBEDDING}),
+    "retrieval of four": lambda: (Retrieval(np.array([0, 0, 1, 1])), {"embedding": EMBEDDING[:4]}),
     "pairs": pairs,
     "templates": templates,
     "identification": identification,
+    "a small gallery": lambda: (
+        Identification(np.arange(4), np.arange(4, 8), np.arange(SIZE) % 4),
+        {"embedding": EMBEDDING},
+    ),
     "search": search,
+    "search by person": lambda: search(by_person=True),
+    "ranked": lambda: search(kind="ranked"),
     "whole volumes": lambda: volumes("whole"),
     "patches": lambda: volumes("patches"),
     "overlays of volumes": lambda: volumes("overlays"),
+    "volumes of one patient": lambda: volumes("whole", ("a",) * 4),
     "scenes": lambda: scenes("scores"),
     "overlays of scenes": lambda: scenes("overlays"),
 }
@@ -151,11 +162,22 @@ def of(protocol: object, name: str) -> definitions.Metric | None:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_every_metric_that_is_reported_has_a_definition(name):
+def test_every_metric_that_is_reported_is_declared_and_defined(name):
     protocol, metrics = reported(name)
-    assert metrics
-    unknown = [metric for metric in metrics if of(protocol, metric) is None]
-    assert unknown == []
+    declared = names(protocol, SAMPLES[name]()[1])
+    assert declared is not None and len(set(declared)) == len(declared)
+    assert set(declared) - set(metrics) <= {"unmatched"} and metrics and set(metrics) <= set(declared)
+    assert [metric for metric in metrics if of(protocol, metric) is None] == []
+
+
+def test_a_task_that_does_not_predict_what_a_set_needs_is_refused():
+    with pytest.raises(UserError, match="does not predict scores of classes"):
+        names(SAMPLES["two classes"]()[0], ("embedding",))
+    with pytest.raises(UserError, match="are all of class 'a'"):  # as the evaluation would
+        names(Separation(np.zeros(5, np.int64), ("a", "b")), ("embedding",))
+    assert names(object(), ()) is None
+    with pytest.raises(ValueError, match="unknown evaluation protocol"):
+        score({}, object())
 
 
 def test_every_definition_is_of_a_metric_that_is_reported():

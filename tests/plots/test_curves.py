@@ -163,8 +163,8 @@ def test_classes_of_a_map_look_different_and_few_are_listed(classes, listed):
 
 
 def test_a_sheet_shows_each_picture_above_its_caption():
-    images = np.zeros((5, 3, 4, 4), np.uint8)
-    images[:, 1] = 40 * np.arange(5)[:, None, None]
+    images = np.zeros((5, 4, 4, 3), np.uint8)
+    images[..., 1] = 40 * np.arange(5)[:, None, None]
     figure = embeddings.sheet(images, [f"{'long/' * 9}{k}.png\na → b" for k in range(5)], "Hard")
     shown = figure.axes[0].images
     assert [image.get_array()[0, 0].tolist() for image in shown] == [[0, 40 * k, 0] for k in range(5)]
@@ -180,10 +180,6 @@ def test_a_sheet_shows_each_picture_above_its_caption():
 def test_pictures_are_shown_as_they_are_or_stretched():
     plain = np.linspace(0, 1, 48, dtype=np.float32).reshape(1, 3, 4, 4)
     wide = np.concatenate([plain * 4 - 2, plain * 100], 0)
-    assert (embedding_inspection.to_uint8(plain * 0.5).max(), embedding_inspection.to_uint8(plain * 0.5).min()) == (
-        128,
-        0,
-    )
     shown = embedding_inspection.to_uint8(wide)
     assert shown.shape == (2, 4, 4, 3) and (shown[0] == shown[1]).all() and shown.max() == 255
     grey = embedding_inspection.to_uint8(np.full((1, 1, 2, 2), 7, np.uint8))
@@ -207,8 +203,8 @@ def test_pictures_are_shown_as_they_are_or_stretched():
         lambda: embeddings.scatter(
             np.eye(2).repeat(17, 0), np.arange(34), np.ones(34, bool), ["long name" * 3] * 34, "PCA of embeddings"
         ),
-        lambda: embeddings.sheet(np.zeros((0, 3, 1, 1), np.uint8), [], "Hard\n0 of 10"),
-        lambda: embeddings.sheet(np.zeros((24, 3, 32, 64), np.uint8), ["a\nb\nc"] * 24, "Hard\n24 of 10"),
+        lambda: embeddings.sheet([], [], "Hard\n0 of 10"),
+        lambda: embeddings.sheet(np.zeros((24, 32, 64, 3), np.uint8), ["a\nb\nc"] * 24, "Hard\n24 of 10"),
     ],
 )
 def test_pictures_of_classes_and_samples_are_900_pixels_wide_and_cut_nothing(figure):
@@ -229,7 +225,7 @@ def test_names_are_drawn_letter_by_letter_and_never_read_as_a_formula():
         figures.confusion(np.eye(2) * 5, [bad, "$b_1$"], about=bad),
         figures.roc({bad: ([0.001, 1], [0.5, 1.0])}, f"ROC on {bad}", bad),
         embeddings.scatter(np.eye(2), np.array([0, 1]), np.array([False, True]), [bad, "c"], bad),
-        embeddings.sheet(np.zeros((1, 3, 8, 8), np.uint8), [bad], bad),
+        embeddings.sheet(np.zeros((1, 8, 8, 3), np.uint8), [bad], bad),
     ]
     for figure in made:
         figure.savefig(io.BytesIO(), format="png")

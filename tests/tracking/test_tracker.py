@@ -835,7 +835,7 @@ def test_the_metric_that_decides_is_the_last_column_and_marked_and_is_alone_unde
 def pictures():
     maps = {"points": np.eye(2), "label": np.array([0, 1]), "wrong": np.array([False, True]), "names": ("a", "b")}
     sheet = {
-        "images": np.zeros((1, 3, 4, 8), np.uint8),
+        "images": np.zeros((1, 4, 8, 3), np.uint8),
         "id": ["x"],
         "label": ["a"],
         "prediction": ["b"],
@@ -845,8 +845,6 @@ def pictures():
         "total": 2,
     }
     return {
-        "roc": {"far": [0, 1], "tar": [0.5, 1], "auc": 0.75, "positive": "b"},
-        "confusion": {"counts": np.eye(2, dtype=int), "names": ("a", "b")},
         "pca": {**maps, "total": 2, "share": [0.5, 0.25]},
         "tsne": {**maps, "total": 9},
         "hard": sheet,

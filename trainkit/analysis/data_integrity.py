@@ -252,11 +252,7 @@ def pictures(report: Report, data: Dataset) -> Figure | None:
         return None
     from trainkit.plots.embeddings import sheet
 
-    tallest = max(len(tile) for tile in tiles)
-    room = np.full((len(tiles), tallest, 2 * _TILE, 3), 255, np.uint8)
-    for k, tile in enumerate(tiles):
-        room[k, : len(tile)] = tile
-    return sheet(room.transpose(0, 3, 1, 2), captions, f"{number_of(len(captions), 'pairs')} of images look the same")
+    return sheet(tiles, captions, f"{number_of(len(captions), 'pairs')} of images look the same")
 
 
 def _picture(one: Held, place: int) -> np.ndarray:

@@ -133,8 +133,6 @@ fisher_legacy | 1 / length | higher | inter / (intra + 1e-8); depends on scale. 
 bhattacharyya | nats | higher | Mean Bhattacharyya distance over pairs of classes, as Gaussians without covariances.
 pca_energy_* | share | none | Share of the variance of the embeddings along their first (0) to fifth (4) principal
     component.
-silhouette | -1 to 1 | higher | Mean silhouette, (b - a) / max(a, b) for the mean distances a to the own and b to the
-    nearest other class. | Rousseeuw, 1987
 """,
 )
 INSPECTION = _group(

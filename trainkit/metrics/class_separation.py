@@ -6,7 +6,7 @@ an eye-state project. Plain NumPy in float64, whatever the type of the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,8 +15,7 @@ from trainkit import rng
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Separation
 from trainkit.interfaces import Scores
-from trainkit.metrics.calibration import reliability
-from trainkit.metrics.classification import decide, difference, labels
+from trainkit.metrics.classification import calibration_error, decide, difference, labels
 from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
 
 if TYPE_CHECKING:
@@ -24,12 +23,8 @@ if TYPE_CHECKING:
 
 HISTOGRAM_BINS = 200
 """Bins of probability, 0 to 1, for the densities behind hellinger, js and bayes_error."""
-LEGACY_EPS = 1e-8
 COMPONENTS = 5
 """Principal components whose share of the variance is reported."""
-DISTANCES = 20_000_000
-"""Limit of distances for the silhouette: with more than 4,472 samples it uses a fixed random part of them."""
-DISTANCES_AT_ONCE = 2_000_000
 CLASS_PAIRS = 20_000
 """Limit of class pairs for inter and bhattacharyya: with more than 200 classes, fixed random pairs are used."""
 VALUES_AT_ONCE = 1_000_000
@@ -48,36 +43,43 @@ def score_separation(
     UserError if fewer than two classes occur, or a value is not finite.
     """
     label = check_separation(protocol, where)
-    given = {name: as_array(rows[name]) for name in ("embedding", "logits") if name in rows}
-    if not given:
-        raise ValueError("neither embedding nor logits among the rows")
-    for name, values in given.items():
-        if values.ndim != 2 or len(values) != len(label):
-            raise ValueError(f"{name} of {len(label)} images expected, got {values.shape}")
-    known = np.flatnonzero(label >= 0)
-    own = np.unique(label[known], return_inverse=True)[1]
+    known = label >= 0
     metrics: dict[str, float] = {}
     chance: dict[str, float] = {}
-    names = np.array(protocol.names, dtype=object)
-    table = {"row": known, "label": names[label[known]].tolist()}
-    if "logits" in given:
-        logits = given["logits"]
-        if logits.shape[1] != len(protocol.names):
-            raise ValueError(f"logits of {len(protocol.names)} classes expected, got {logits.shape}")
+    classes = np.array(protocol.names, dtype=object)
+    table = {"row": np.flatnonzero(known), "label": classes[label[known]].tolist()}
+    if "logits" in rows:
+        logits = as_array(rows["logits"])
+        if logits.shape != (len(label), len(classes)):
+            raise ValueError(f"logits of {len(label)} images for {len(classes)} classes expected, got {logits.shape}")
         decided = decide(logits, label, where)
-        metrics["ece"] = reliability(decided.confidence[known], decided.place[known] == 0).ece
+        metrics["ece"] = calibration_error(decided.confidence[known], decided.place[known] == 0)
         table["probability"] = np.exp(-decided.nll[known])
-        if len(protocol.names) == 2:
-            positive = label[known] == 1
+        if len(classes) == 2:
+            positive, each = label[known] == 1, np.arange(len(label[known]))
             metrics |= score_distance(difference(logits[known]), positive)
-            each = np.arange(len(known))
             chance = auc_chance_level(each, each, positive)
-    if "embedding" in given:
-        embedding = given["embedding"]
+    if "embedding" in rows:
+        embedding = as_array(rows["embedding"])
+        if embedding.ndim != 2 or len(embedding) != len(label):
+            raise ValueError(f"embedding of {len(label)} images expected, got {embedding.shape}")
         refuse_nonfinite(np.sqrt(np.einsum("ij,ij->i", embedding, embedding, dtype=np.float64)), where)
+        own = np.unique(label[known], return_inverse=True)[1]
         more, table["distance"] = embedding_distance(embedding[known], own)
         metrics |= more
     return Scores(metrics, table, chance=chance)
+
+
+def names(protocol: Separation, rows: Collection[str], where: str) -> tuple[str, ...]:
+    """Check the protocol, and return the metrics that it may have with these columns of rows."""
+    check_separation(protocol, where)
+    of_two = ("ks", "hellinger", "js", "margin", "bayes_error", "auc", "d_prime") if len(protocol.names) == 2 else ()
+    of_space = ("intra", "inter", "fisher_legacy", "fisher", "bhattacharyya")
+    energy = (f"pca_energy_{k}" for k in range(COMPONENTS))
+    return (
+        *(("ece", *of_two) if "logits" in rows else ()),
+        *((*of_space, *energy) if "embedding" in rows else ()),
+    )
 
 
 def check_separation(protocol: Separation, where: str) -> np.ndarray:
@@ -118,7 +120,7 @@ def score_distance(logit: np.ndarray, positive: np.ndarray) -> dict[str, float]:
         "js": float((_relative_entropy(zero, (zero + one) / 2) + _relative_entropy(one, (zero + one) / 2)) / 2),
         "margin": float(np.abs(p - 0.5).mean()),
         "bayes_error": float(np.minimum(zero, one).sum() / 2),
-        "auc": points.auc,
+        "auc": float(points.auc),
     }
     if positive.sum() > 1 and (~positive).sum() > 1:
         spread = (logit[positive].var(ddof=1) + logit[~positive].var(ddof=1)) / 2
@@ -143,11 +145,10 @@ def embedding_distance(embedding: np.ndarray, own: np.ndarray) -> tuple[dict[str
     counting equally; it does not change with the scale. fisher_legacy: inter / (intra + 1e-8), which does.
     bhattacharyya: between Gaussians with the classes' means and (unbiased) variances and no covariances, mean over
     pairs of classes with two samples or more. pca_energy_0 .. 4: shares of the first principal components in the
-    variance. silhouette: Rousseeuw 1987, Euclidean, mean over samples (over a fixed random part where there are many,
-    against all).
+    variance.
 
     Left out: fisher if no class varies; bhattacharyya if it is infinite, because along some axis one class varies and
-    another does not, or two differ and neither varies; pca_energy and silhouette if all samples are equal.
+    another does not, or two differ and neither varies; pca_energy if all samples are equal.
     """
     order = np.argsort(own, kind="stable")
     count = np.bincount(own)
@@ -165,7 +166,7 @@ def embedding_distance(embedding: np.ndarray, own: np.ndarray) -> tuple[dict[str
     within = float(scatter.sum() / len(x))
     between = float(count @ np.square(mean).sum(axis=1) / len(x))
     intra, inter = float((scatter.sum(axis=1) / count).mean()), mean_distance(mean)
-    metrics = {"intra": intra, "inter": inter, "fisher_legacy": inter / (intra + LEGACY_EPS)}
+    metrics = {"intra": intra, "inter": inter, "fisher_legacy": inter / (intra + 1e-8)}
     if within > floor:
         metrics["fisher"] = between / within
     many = np.flatnonzero(count > 1)
@@ -176,7 +177,6 @@ def embedding_distance(embedding: np.ndarray, own: np.ndarray) -> tuple[dict[str
     if within + between > floor:
         energy = principal_energy(x)
         metrics |= {f"pca_energy_{i}": float(share) for i, share in enumerate(energy)}
-        metrics["silhouette"] = silhouette(x, count)
     return metrics, distance
 
 
@@ -230,38 +230,3 @@ def principal_energy(centred: np.ndarray) -> np.ndarray:
     largest = np.linalg.eigvalsh(product)[::-1][: len(share)].clip(min=0)
     share[: len(largest)] = largest / np.trace(product)
     return share
-
-
-def silhouette(x: np.ndarray, count: np.ndarray) -> float:
-    """Mean silhouette of samples `x` (N, D) that lie sorted by class, `count` (classes,) of each.
-
-    (b - a) / max(a, b) for the mean distances a to the others of the class and b to the samples of the nearest other
-    class; 0 for the only one of its class. With more than 20 million distances, of a fixed random part of the samples
-    against all: the mean over a part is an estimate, with an error of about 0.02 where a twelfth of it is looked at.
-    """
-    total = len(x)
-    start, own = np.cumsum(count) - count, np.repeat(np.arange(len(count)), count)
-    chosen = np.arange(total)
-    if total * total > DISTANCES:
-        draw = np.random.Generator(np.random.Philox(key=rng.number(0, "silhouette")))
-        chosen = np.sort(draw.choice(total, max(1, DISTANCES // total), replace=False))
-    square = np.einsum("ij,ij->i", x, x)
-    values, step = np.empty(len(chosen)), max(1, DISTANCES_AT_ONCE // total)
-    for at in range(0, len(chosen), step):
-        part = chosen[at : at + step]
-        here = np.arange(len(part))
-        distance = x[part] @ x.T
-        distance *= -2
-        distance += square
-        distance += square[part, None]
-        distance[here, part] = 0
-        np.sqrt(distance.clip(min=0, out=distance), out=distance)
-        sums = np.add.reduceat(distance, start, axis=1)
-        a = sums[here, own[part]] / np.maximum(count[own[part]] - 1, 1)
-        sums /= count
-        sums[here, own[part]] = np.inf
-        b = sums.min(axis=1)
-        larger = np.maximum(a, b)
-        alone = (count[own[part]] == 1) | (larger == 0)
-        values[at : at + step] = np.where(alone, 0, (b - a) / np.where(larger > 0, larger, 1))
-    return float(values.mean())

@@ -13,14 +13,15 @@ from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes
 from trainkit.interfaces import Scores
 from trainkit.metrics import significance
-from trainkit.metrics.calibration import BINS, reliability
 from trainkit.metrics.significance import Units
-from trainkit.metrics.verification import as_array, nan_to_none, operating_points, resampled_auc
+from trainkit.metrics.verification import as_array, nan_to_none, operating_points, resampled_curve
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 VALUES_AT_ONCE = 4_000_000
+BINS = 15
+"""Bins of confidence, of equal width, as in Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017)."""
 
 
 def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "classification set") -> Scores:
@@ -53,7 +54,7 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
         "balanced_accuracy": float(table["recall"][occurs].mean()),
         "f1_macro": float(table["f1"][occurs].mean()),
         "nll": float(decided.nll[known].mean()),
-        "ece": reliability(decided.confidence[known], right).ece,
+        "ece": calibration_error(decided.confidence[known], right),
     }
     names = np.array([*protocol.names, None], dtype=object)  # the last one stands for -1
     curves = {"confusion": {"counts": counts, "names": protocol.names}}
@@ -63,7 +64,7 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
             metrics["f1"] = float(table["f1"][1])
             gap = difference(logits)
             points = operating_points(gap[label == 1], gap[label == 0])
-            metrics["auc"] = points.auc
+            metrics["auc"] = float(points.auc)
             curves["roc"] = points.curve()
     rows = {
         "label": names[label].tolist(),
@@ -77,9 +78,19 @@ def score_classes(logits: np.ndarray | Tensor, protocol: Classes, where: str = "
     if protocol.group is not None:
         rows["group"] = protocol.group
     tables = {"per_class": {"class": list(protocol.names), **{name: nan_to_none(c) for name, c in table.items()}}}
-    commonest = counts.sum(axis=1).max() / counts.sum()
-    bound = chance_level(int(counts.sum()), float(commonest))
-    return Scores(metrics, rows, curves, {} if bound is None else {"top1": bound}, tables=tables)
+    chance = chance_level("top1", int(counts.sum()), float(counts.sum(axis=1).max() / counts.sum()))
+    return Scores(metrics, rows, curves, chance, tables=tables)
+
+
+def names(protocol: Classes, where: str) -> tuple[str, ...]:
+    """Check the protocol, and return the metrics that it will have."""
+    label = check_classes(protocol, where)
+    found = ["top1", "balanced_accuracy", "f1_macro", "nll", "ece"]
+    if len(protocol.names) > 5:
+        found.append("top5")
+    if len(protocol.names) == 2:
+        found += ["accuracy", *(["f1", "auc"] if np.isin((0, 1), label).all() else [])]
+    return tuple(found)
 
 
 def check_classes(protocol: Classes, where: str) -> np.ndarray:
@@ -183,19 +194,38 @@ def per_class(counts: np.ndarray) -> dict[str, np.ndarray]:
         }
 
 
-def chance_level(trials: int, p: float) -> float | None:
-    """Upper bound of chance: share of right guesses not exceeded in 999 of 1,000 cases; None if it is 1.
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Expected calibration error: mean gap between confidence and accuracy in bins, weighted by their predictions.
+
+    `confidence` (N,) is the probability of the predicted class, `right` (N,) bool is True where it is the label.
+    """
+    place = confidence_bin(confidence)
+    count = np.bincount(place, minlength=BINS)
+    held = np.flatnonzero(count)
+    mean, accuracy = (
+        np.bincount(place, weights=values, minlength=BINS)[held] / count[held] for values in (confidence, right)
+    )
+    return float(np.average(np.abs(accuracy - mean), weights=count[held]))
+
+
+def confidence_bin(confidence: np.ndarray) -> np.ndarray:
+    """Bin k holds k/15 < confidence <= (k+1)/15; the first one also holds 0."""
+    return (np.searchsorted(np.arange(BINS + 1) / BINS, confidence, side="left") - 1).clip(min=0)
+
+
+def chance_level(metric: str, trials: int, p: float) -> dict[str, float]:
+    """Upper bound of chance of a metric: share of right guesses not exceeded in 999 of 1,000 cases; empty if it is 1.
 
     Binomial: `trials` independent guesses, each right with probability `p`.
     """
     from scipy.special import bdtr, bdtrik
 
     if trials < 1 or p >= 1:
-        return None
+        return {}
     enough = math.ceil(bdtrik(0.999, trials, p))
     if enough and bdtr(enough - 1, trials, p) >= 0.999:  # if the inverse was rounded up
         enough -= 1
-    return enough / trials if enough < trials else None
+    return {metric: enough / trials} if enough < trials else {}
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
@@ -228,9 +258,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
             "f1_macro": significance.nan_mean(f1),
             "nll": significance.mean(-np.log(probability), times),
         }
-        edges = np.arange(BINS + 1) / BINS
-        place = (np.searchsorted(edges, confidence, side="left") - 1).clip(min=0)
-        gaps = significance.group_sums(times * (right - confidence), place, BINS)
+        gaps = significance.group_sums(times * (right - confidence), confidence_bin(confidence), BINS)
         metrics["ece"] = np.abs(gaps).sum(1) / times.sum(1)
         if "place" in rows:
             metrics["top5"] = significance.mean(rows["place"][known] < 5, times)
@@ -241,5 +269,5 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
             positive = (score > 0) == right
             found = times @ (positive & right)
             metrics["f1"] = 2 * found / (times @ positive + times @ (score > 0))
-            metrics["auc"] = resampled_auc(score, positive, times)
+            metrics["auc"] = resampled_curve(score, positive, times).auc
     return metrics

@@ -15,32 +15,31 @@ Three lists, each by a rule that needs no tuning for a network's temperature or 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainkit import rng
 from trainkit.evaluation_protocols import Inspection
 from trainkit.interfaces import Columns, Scores, Split
-from trainkit.metrics.classification import Decisions, confusion, decide, difference, labels
-from trainkit.metrics.verification import as_array, normalised, operating_points
+from trainkit.metrics.classification import Decisions, decide, labels
+from trainkit.metrics.verification import as_array, normalised
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+METRICS = ("hard_share", "mislabelled_share", "outlier_share")
 HARD_MARGIN = 0.3
 """A sample is hard if its two most probable classes differ by less."""
 NEIGHBOURS = 10
 OUTLIER = 3.0
 """Standard deviations beyond which a sample is an outlier."""
 MAPPED = 2000
-"""Samples on the maps and in the projector; t-SNE takes 6 s or more for them on one core."""
+"""Samples on the maps, whose embeddings are kept; t-SNE takes 6 s or more for them on one core."""
 SHOWN = 24
 """Samples on a sheet of images."""
-THUMBNAIL = 32
-"""Side of the small image kept with each mapped sample, in pixels."""
-_PERPLEXITY = 30.0
-_CHUNK = 512
+AT_ONCE = 512
+"""Samples that are compared with all others at a time."""
 
 
 def score_inspection(
@@ -48,9 +47,9 @@ def score_inspection(
 ) -> Scores:
     """Inspect a labelled split through `rows`: `logits` (N, C) and `embedding` (N, D), ordered by index.
 
-    Metrics: hard_share, mislabelled_share, outlier_share. Images: confusion, roc (two classes), pca, tsne (a
-    stratified 2,000 samples at most) and the sheets hard, mislabelled, outliers, worst first. Rows: one per sample; for
-    the mapped ones also the embedding and an image of at most 32 pixels (`thumbnail`, 32 * 32 * 3 bytes, on white).
+    Metrics: hard_share, mislabelled_share, outlier_share. Images: pca, tsne (a stratified 2,000 samples at
+    most) and the sheets hard, mislabelled, outliers, worst first. Rows: one per sample, for the mapped ones with the
+    embedding.
 
     A sample with label -1 is on the maps and may be hard, but is in no other list. Raises UserError if a value is not
     finite, or a label is not a class.
@@ -74,12 +73,11 @@ def score_inspection(
     }
     mapped = stratified(label, MAPPED)
     shown = {"label": label[mapped], "wrong": (known & (prediction != label))[mapped], "names": names, "total": size}
-    pictures = {"confusion": {"counts": confusion(label[known], prediction[known], len(names)), "names": names}}
-    pictures |= {kind: found | shown for kind, found in _maps(embedding, unit, mapped).items()}
-    if len(names) == 2 and len(np.unique(label[known])) == 2:
-        gap = difference(logits)
-        points = operating_points(gap[label == 1], gap[label == 0])
-        pictures["roc"] = {**points.curve(), "auc": points.auc, "positive": names[1]}
+    points, share = principal_map(embedding)
+    pictures: Columns = {
+        "pca": {"points": points[mapped], "share": share, **shown},
+        "tsne": {"points": tsne(unit[mapped]), **shown},
+    }
     called = np.array([*names, None], dtype=object)  # the last one for -1
     columns = {
         "id": np.asarray(protocol.ids, dtype=object),
@@ -91,6 +89,9 @@ def score_inspection(
     pictures["hard"] = _sheet(split, flags["hard"], margin, columns)
     pictures["mislabelled"] = _sheet(split, flags["mislabelled"], own, columns)
     pictures["outliers"] = _sheet(split, flags["outlier"], -distance, columns)
+    kept: list[np.ndarray | None] = [None] * size
+    for row in mapped:
+        kept[row] = embedding[row].astype(np.float32)
     table = {
         **{name: columns[name].tolist() for name in ("id", "label", "prediction")},
         "confidence": decided.confidence,
@@ -98,17 +99,9 @@ def score_inspection(
         "margin": margin,
         "outlier_distance": distance,
         **flags,
-        "embedding": _at(mapped, embedding[mapped].astype(np.float32), size),
-        "thumbnail": _at(mapped, [t.tobytes() for t in _thumbnails(split, mapped)], size),
+        "embedding": kept,
     }
     return Scores({f"{name}_share": float(flag.mean()) for name, flag in flags.items()}, table, pictures=pictures)
-
-
-def _maps(embedding: np.ndarray, unit: np.ndarray, rows: np.ndarray) -> dict[str, Columns]:
-    """Return the PCA and the t-SNE map of some rows of (N, D); `unit` has rows of length 1."""
-    axes, share = principal_axes(embedding)
-    pca = (embedding[rows] - embedding.mean(0)) @ axes
-    return {"pca": {"points": pca, "share": share}, "tsne": {"points": tsne(unit[rows])}}
 
 
 def _sheet(split: Split, flag: np.ndarray, worst: np.ndarray, columns: dict[str, np.ndarray]) -> Columns:
@@ -162,8 +155,8 @@ def likely_mislabelled(decided: Decisions, label: np.ndarray, unit: np.ndarray) 
     asked = np.flatnonzero(known & (prediction != label) & (decided.confidence >= usual[prediction]))
     found = np.zeros(size, dtype=bool)
     nearest = min(NEIGHBOURS, size - 1)
-    for start in range(0, len(asked) if nearest else 0, _CHUNK):
-        some = asked[start : start + _CHUNK]
+    for start in range(0, len(asked) if nearest else 0, AT_ONCE):
+        some = asked[start : start + AT_ONCE]
         likeness = unit[some] @ unit.T
         likeness[np.arange(len(some)), some] = -np.inf
         near = np.argpartition(-likeness, nearest - 1, axis=1)[:, :nearest]
@@ -185,93 +178,55 @@ def stratified(label: np.ndarray, most: int) -> np.ndarray:
     return np.sort(np.lexsort((drawn, place))[:most])
 
 
-def principal_axes(embedding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The two directions of greatest variance of (N, D), as columns (D, 2), and their shares of it (2,).
+def principal_map(embedding: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Place (N, D) along the two directions of greatest variance, (N, 2); and their shares of it, (2,).
 
-    The largest component of each is positive, so that maps of equal embeddings are equal. Missing directions are 0.
+    scikit-learn fixes the signs, so that maps of equal embeddings are equal. Missing directions are 0.
     """
-    centred = np.asarray(embedding, dtype=np.float64)
-    centred = centred - centred.mean(0)
-    value, vector = np.linalg.eigh(centred.T @ centred / len(centred))
-    value, vector = np.maximum(value[::-1], 0), vector[:, ::-1]
-    axes, share = np.zeros((centred.shape[1], 2)), np.zeros(2)
-    found = min(2, len(value))
-    axes[:, :found] = vector[:, :found]
-    share[:found] = value[:found] / max(value.sum(), 1e-300)
-    sign = np.sign(axes[np.abs(axes).argmax(0), [0, 1]])
-    return axes * np.where(sign == 0, 1, sign), share
+    from sklearn.decomposition import PCA
+
+    points, share = np.zeros((len(embedding), 2)), np.zeros(2)
+    if np.ptp(embedding, axis=0).any():
+        pca = PCA(min(2, *embedding.shape))
+        found = pca.fit_transform(embedding)
+        points[:, : found.shape[1]], share[: found.shape[1]] = found, pca.explained_variance_ratio_
+    return points, share
 
 
 def tsne(unit: np.ndarray) -> np.ndarray:
     """A t-SNE map (van der Maaten and Hinton, JMLR 2008) of vectors of length 1 (N, D), (N, 2): by cosine.
 
     On their 50 first principal axes; perplexity 30, or a third of a small set; always the same start. Zeros for fewer
-    than 5 samples.
+    than 5 samples, and for samples that are all equal.
     """
-    size = len(unit)
-    if size < 5:
-        return np.zeros((size, 2))
+    from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
-    unit = unit - unit.mean(0)
-    vector = np.linalg.eigh(unit.T @ unit)[1][:, ::-1][:, :50]
-    vector *= np.sign(vector[np.abs(vector).argmax(0), np.arange(vector.shape[1])])
-    flat = unit @ vector
-    # Not sklearn's initialisation: it divides by a standard deviation that is 0 if all samples are equal.
-    start = np.zeros((size, 2))
-    start[:, : min(2, flat.shape[1])] = flat[:, :2]
-    spread = start[:, 0].std()
-    start = start / spread * 1e-4 if spread > 1e-12 else start * 0
-    start += 1e-6 * np.stack([rng.uniform(0, f"tsne {k}", 0, np.arange(size)) for k in (0, 1)], 1)
+    size = len(unit)
+    if size < 5 or np.ptp(unit, axis=0).max() < 1e-12:
+        return np.zeros((size, 2))
+    flat = PCA(min(50, *unit.shape), svd_solver="full").fit_transform(unit)
+    start = "pca" if flat.shape[1] > 1 else "random"
     # sklearn's 1,000 iterations take twice as long and gain little: of 2,000 samples in ten clusters 97.85 % had a
     # neighbour of their class on the map after 500, and 97.75 % after 1,000.
-    init: Any = start.astype(np.float32)  # sklearn documents an array and infers a word
-    perplexity = min(_PERPLEXITY, (size - 1) / 3)
-    return TSNE(init=init, perplexity=perplexity, max_iter=500, random_state=0).fit_transform(flat)
+    tsne = TSNE(init=start, perplexity=min(30.0, (size - 1) / 3), max_iter=500, random_state=0)
+    return tsne.fit_transform(flat)
 
 
 def _images(split: Split, rows: np.ndarray) -> np.ndarray:
+    """Read samples for display: uint8 (n, h, w, 3)."""
     if not len(rows):
-        return np.zeros((0, 3, 1, 1), np.uint8)
-    # (n, h, w, 3) for display, back to the order of batches.
-    return to_uint8(split.fetch(rows, 0)["image"].cpu().numpy()).transpose(0, 3, 1, 2)
-
-
-def _thumbnails(split: Split, rows: np.ndarray) -> np.ndarray:
-    from PIL import Image
-
-    out = np.full((len(rows), THUMBNAIL, THUMBNAIL, 3), 255, np.uint8)
-    for start in range(0, len(rows), _CHUNK):
-        for at, image in enumerate(_images(split, rows[start : start + _CHUNK]), start):
-            small = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
-            small.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)
-            top, left = (THUMBNAIL - small.height) // 2, (THUMBNAIL - small.width) // 2
-            out[at, top : top + small.height, left : left + small.width] = np.asarray(small)
-    return out
-
-
-def _at(rows: np.ndarray, values: Any, size: int) -> list[Any]:
-    column: list[Any] = [None] * size
-    for row, value in zip(rows, values, strict=True):
-        column[row] = value
-    return column
+        return np.zeros((0, 1, 1, 3), np.uint8)
+    return to_uint8(split.fetch(rows, 0)["image"].cpu().numpy())
 
 
 def to_uint8(images: np.ndarray) -> np.ndarray:
-    """Images for display: (n, 3 or 1, h, w) of any number type -> (n, h, w, 3) uint8.
-
-    Floats between 0 and 1 are scaled to 255. Other values (normalised images, integers wider than 8 bits) are
-    stretched from the lowest to the highest value of each image.
-    """
-    images = np.asarray(images)
+    """Images for display: (n, 3 or 1, h, w) -> (n, h, w, 3) uint8; other types are stretched over each image."""
     if images.ndim != 4 or images.shape[1] not in (1, 3):
         raise ValueError(f"images of shape {images.shape}; expected (n, 3 or 1, h, w)")
-    images = np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
-    images = images.transpose(0, 2, 3, 1)
+    images = np.repeat(images, 3 // images.shape[1], axis=1).transpose(0, 2, 3, 1)
     if images.dtype == np.uint8:
         return images
     values = np.nan_to_num(images.astype(np.float32))
     low, high = values.min((1, 2, 3), keepdims=True), values.max((1, 2, 3), keepdims=True)
-    plain = (low >= 0) & (high <= 1) & np.issubdtype(images.dtype, np.floating)
-    low, high = np.where(plain, 0, low), np.where(plain, 1, high)
     return np.rint(255 * (values - low) / np.maximum(high - low, 1e-12)).astype(np.uint8)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 RANKS = (1, 5, 20)
 SCORES_AT_ONCE = 16_000_000
-CURVE_RANKS = 50
 
 
 def score_identification(
@@ -40,11 +39,23 @@ def score_identification(
         raise ValueError(f"{len(embedding)} embeddings for {len(label)} images")
     check_identification(protocol, where)
     rank, best, rival = ranks(embedding, probe, gallery, label, where)
-    metrics = {f"rank_{k}": float((rank <= k).mean()) for k in RANKS if k < len(gallery)}
-    upto = np.arange(1, min(CURVE_RANKS, len(gallery)) + 1)
-    rate = np.searchsorted(np.sort(rank), upto, side="right") / len(rank)
+    metrics = {name: float((rank <= k).mean()) for name, k in _reached(protocol).items()}
     table = {"probe": probe, "label": label[probe], "rank": rank, "match_score": best, "other_score": rival}
-    return Scores(metrics, table, {"cmc": {"rank": upto, "rate": rate}}, _by_chance(label[probe], label[gallery]))
+    # Chance: the share of the gallery that shows a probe's identity. A binomial with its mean over the probes varies no
+    # less than their own.
+    known, count = np.unique(label[gallery], return_counts=True)
+    share = float(count[np.searchsorted(known, label[probe])].mean() / len(gallery))
+    return Scores(metrics, table, chance=chance_level("rank_1", len(probe), share))
+
+
+def names(protocol: Identification, where: str) -> tuple[str, ...]:
+    """Check the protocol, and return the metrics that it will have, except xnorm."""
+    check_identification(protocol, where)
+    return tuple(_reached(protocol))
+
+
+def _reached(protocol: Identification) -> dict[str, int]:
+    return {f"rank_{k}": k for k in RANKS if k < len(protocol.gallery)}
 
 
 def check_identification(protocol: Identification, where: str) -> None:
@@ -67,17 +78,6 @@ def check_identification(protocol: Identification, where: str) -> None:
     if len(twice):
         found = f"{len(twice)} images are both probe and gallery, the first is row {twice[0]}"
         raise UserError(where, found, "disjoint sets", "remove them from one of the two")
-
-
-def _by_chance(probe_label: np.ndarray, gallery_label: np.ndarray) -> dict[str, float]:
-    """Upper bound of chance for the rank-1 rate, by `chance_level`; empty if there is none.
-
-    Binomial with the mean probability of a probe, whose variance is no smaller than that of the probes' own.
-    """
-    known, count = np.unique(gallery_label, return_counts=True)
-    p = float(count[np.searchsorted(known, probe_label)].mean() / len(gallery_label))
-    bound = chance_level(len(probe_label), p)
-    return {} if bound is None else {"rank_1": bound}
 
 
 def ranks(

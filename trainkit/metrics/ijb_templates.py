@@ -2,7 +2,8 @@
 
 Whitelam et al. 2017 (IJB-B), Maze et al. 2018 (IJB-C). Pooling as InsightFace's evaluation made customary: images of
 one medium (a still, or the frames of one video) are averaged, the media of a template are summed, the sum is
-normalised, templates are compared by cosine. Published results mostly use "norm and detector score", the default.
+normalised, templates are compared by cosine. An image is weighed by the norm of its embedding and by the score of its
+face detector, as most published results do ("norm and detector score").
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Templates
 from trainkit.interfaces import Scores
-from trainkit.metrics.verification import as_array, auc_chance_level, operating_points, refuse_nonfinite
+from trainkit.metrics.verification import (
+    as_array,
+    auc_chance_level,
+    check_kinds,
+    operating_points,
+    refuse_nonfinite,
+    resolved,
+)
 from trainkit.tensors import torch
 
 if TYPE_CHECKING:
@@ -26,13 +34,7 @@ PAIRS_AT_ONCE = 1024
 IMPOSTORS_KEPT = 100_000
 
 
-def score_templates(
-    embedding: np.ndarray | Tensor,
-    protocol: Templates,
-    use_norm: bool = True,
-    use_detector: bool = True,
-    where: str = "template set",
-) -> Scores:
+def score_templates(embedding: np.ndarray | Tensor, protocol: Templates, where: str = "template set") -> Scores:
     """Compute the metrics of pairs of templates.
 
     `embedding` is (N, D), image and mirrored image summed, not normalised. Metrics: tar_at_far_1e-1 .. 1e-6, each
@@ -40,53 +42,33 @@ def score_templates(
     genuine pair and the 100,000 impostor pairs with the highest scores. Raises UserError if a pair names a template
     without images, or if there is only one kind of pair.
     """
-    check_templates(protocol, where)
+    check_kinds(protocol.same, where)
     same = np.asarray(protocol.same, dtype=bool)
-    ids, unit = pool(embedding, protocol, use_norm, use_detector, where)
+    ids, unit = pool(embedding, protocol, where)
     score = cosine(ids, unit, protocol.first, protocol.second, where)
     impostor = score[~same]
     points = operating_points(score[same], impostor)
-    metrics = {"auc": points.auc, "eer": points.eer}
-    for power in range(1, 7):
-        tar = points.tar_nearest(power)
-        if tar is not None:
-            metrics[f"tar_at_far_1e-{power}"] = tar
-    kept = np.flatnonzero(same)
+    metrics = {"auc": float(points.auc), "eer": float(points.eer)}
+    metrics |= {f"tar_at_far_1e-{power}": points.tar_nearest(power) for power in resolved(same, 6)}
     others = np.flatnonzero(~same)
     if len(others) > IMPOSTORS_KEPT:
         others = others[np.argpartition(impostor, -IMPOSTORS_KEPT)[-IMPOSTORS_KEPT:]]
-    kept = np.sort(np.concatenate([kept, others]))
-    table = {
-        "pair": kept,
-        "first": np.asarray(protocol.first)[kept],
-        "second": np.asarray(protocol.second)[kept],
-        "same": same[kept],
-        "score": score[kept],
-    }
-    chance = auc_chance_level(np.asarray(protocol.first), np.asarray(protocol.second), same)
-    return Scores(metrics, table, {"roc": points.curve()}, chance)
+    kept = np.sort(np.concatenate([np.flatnonzero(same), others]))
+    first, second = np.asarray(protocol.first), np.asarray(protocol.second)
+    table = {"pair": kept, "first": first[kept], "second": second[kept], "same": same[kept], "score": score[kept]}
+    return Scores(metrics, table, {"roc": points.curve()}, auc_chance_level(first, second, same))
 
 
-def check_templates(protocol: Templates, where: str) -> None:
-    """Raise UserError if there is only one kind of pair."""
-    same = np.asarray(protocol.same, dtype=bool)
-    if same.all() or not same.any():
-        kind = "genuine" if len(same) and same.all() else "impostor"
-        found = f"all {len(same)} pairs are {kind} pairs" if len(same) else "no pairs"
-        raise UserError(where, found, "genuine and impostor pairs", "add the missing kind")
+def names(protocol: Templates, where: str) -> tuple[str, ...]:
+    """Check the pairs, and return the metrics that they will have, except xnorm."""
+    check_kinds(protocol.same, where)
+    return ("auc", "eer", *(f"tar_at_far_1e-{power}" for power in resolved(protocol.same, 6)))
 
 
 def pool(
-    embedding: np.ndarray | Tensor,
-    protocol: Templates,
-    use_norm: bool = True,
-    use_detector: bool = True,
-    where: str = "template set",
+    embedding: np.ndarray | Tensor, protocol: Templates, where: str = "template set"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the templates, ascending, and their features of length 1, float32 (templates, D).
-
-    `use_norm` weighs an image by the norm of its embedding, `use_detector` by its face detector's score.
-    """
+    """Ids of the templates, ascending, and their features of length 1, float32 (templates, D)."""
     embedding = as_array(embedding)
     if len(embedding) != len(protocol.template):
         raise ValueError(f"{len(embedding)} embeddings for {len(protocol.template)} images")
@@ -94,18 +76,13 @@ def pool(
     media = np.unique(protocol.media, return_inverse=True)[1]
     # Averaging within media and summing over them is one weighted sum, which needs no array of media features.
     _, medium, size = np.unique(position * (media.max() + 1) + media, return_inverse=True, return_counts=True)
-    weight = 1.0 / size[medium]
-    if use_detector:
-        weight = weight * np.asarray(protocol.faceness, dtype=np.float64)
+    weight = 1.0 / size[medium] * np.asarray(protocol.faceness, dtype=np.float64)
     feature = torch.zeros(len(ids), embedding.shape[1], dtype=torch.float64)
     length = np.empty(len(embedding))
     for at in range(0, len(embedding), IMAGES_AT_ONCE):
         part = slice(at, at + IMAGES_AT_ONCE)
         rows = torch.from_numpy(embedding[part].astype(np.float64))
-        norm = rows.norm(dim=1, keepdim=True)
-        length[part] = norm[:, 0].numpy()
-        if not use_norm:
-            rows /= torch.where(norm > 0, norm, 1)
+        length[part] = rows.norm(dim=1).numpy()
         rows *= torch.from_numpy(weight[part])[:, None]
         feature.index_add_(0, torch.from_numpy(position[part]), rows)
     refuse_nonfinite(length, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -62,7 +63,7 @@ class Gallery:
     place: np.ndarray
     """int64 (G,)."""
     vectors: np.ndarray
-    """int32 (G, D)."""
+    """(G, D)."""
 
     @classmethod
     def make(cls, rows: np.ndarray, vectors: np.ndarray, protocol: Search) -> Gallery:
@@ -89,18 +90,33 @@ class Gallery:
 class QueryRanks:
     """Ranking of one gallery for each query of a list."""
 
-    relevant: np.ndarray
-    """int64 (Q,), R: number of right records; 0 for a query without a match, whose other values are 0."""
     candidates: np.ndarray
     """int64 (Q,), number of records that are right or wrong."""
-    ap: np.ndarray
-    """float64 (Q,), average precision."""
-    inp: np.ndarray
-    """float64 (Q,), R / place of the last right one."""
-    rank: np.ndarray
-    """int64 (Q,), place of the first right record, from 1."""
+    places: list[np.ndarray]
+    """Places of the right records of each query, from 1, the farthest first; empty for a query without a match."""
     person_rank: np.ndarray
-    """int64 (Q,), rank of the person among the persons, each by their nearest record."""
+    """int64 (Q,), rank of the person among the persons, each by their nearest record; 0 if nobody counts persons."""
+
+    @cached_property
+    def relevant(self) -> np.ndarray:
+        """int64 (Q,), R: number of right records."""
+        return np.array([len(place) for place in self.places], np.int64)
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """int64 (Q,), place of the first right record; 0 without one."""
+        return np.array([place[-1] if len(place) else 0 for place in self.places], np.int64)
+
+    @cached_property
+    def ap(self) -> np.ndarray:
+        """float64 (Q,), average precision; 0 without a right record."""
+        means = [(np.arange(len(p), 0, -1) / p).mean() if len(p) else 0.0 for p in self.places]
+        return np.array(means, np.float64)
+
+    @cached_property
+    def inp(self) -> np.ndarray:
+        """float64 (Q,), R / place of the last right record; 0 without one."""
+        return np.array([len(p) / p[0] if len(p) else 0.0 for p in self.places], np.float64)
 
 
 def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, protocol: Search) -> QueryRanks:
@@ -114,7 +130,7 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
     person = person_of_query(queries, protocol)
     low, high = (np.searchsorted(gallery.person, person, side) for side in ("left", "right"))
     high = np.where(person < 0, low, high)
-    found = QueryRanks(*(np.zeros(size, kind) for kind in (np.int64, np.int64, float, float, np.int64, np.int64)))
+    found = QueryRanks(np.zeros(size, np.int64), [np.zeros(0, np.int64)] * size, np.zeros(size, np.int64))
     order = np.argsort(person, kind="stable")
     # Then records of all other persons are compared, and none has to be subtracted.
     everyone = protocol.hides == "person"
@@ -128,7 +144,6 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
             theirs = slice(low[run[0]], high[run[0]])
             scores = scored.scores(run, theirs)
             right = ~excluded(queries[run], gallery, theirs, protocol)
-            found.relevant[run] = right.sum(axis=1)
             found.candidates[run] = len(gallery.rows) - (~right).sum(axis=1)
             for line, which in zip(scores, right, strict=True):
                 sought.append(np.sort(line[which]))
@@ -153,12 +168,8 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
                 starts = starts[(starts >= part.start) & (starts < part.stop)] - part.start
                 persons += np.logical_or.reduceat(scores >= best[:, None], starts, axis=1).sum(axis=1)
         for k in asked:
-            q, count = block[k], np.arange(len(sought[k]), 0, -1)
-            place = count + near[k] - own[k]
-            found.ap[q] = (count / place).mean()
-            found.inp[q] = count[0] / place[0]
-            found.rank[q] = place[-1]
-            found.person_rank[q] = persons[k]
+            found.places[block[k]] = np.arange(len(sought[k]), 0, -1) + near[k] - own[k]
+            found.person_rank[block[k]] = persons[k]
     return found
 
 
@@ -186,63 +197,21 @@ def _as_near(line: np.ndarray, sought: np.ndarray) -> np.ndarray:
     return len(line) - np.searchsorted(line, sought, side="left")
 
 
-@dataclass(frozen=True)
-class RankedQuery:
-    """One query and its nearest gallery records."""
-
-    list: str
-    query: int
-    """Index in its list."""
-    rows: np.ndarray
-    """int64 (5,), its records, -1 for none."""
-    person: int
-    relevant: int
-    ap: float
-    rank: int
-    """Place of the first right record, from 1."""
-    first: np.ndarray
-    """int64 (k,), rows of the nearest gallery records, nearest first."""
-    right: np.ndarray
-    """bool (k,), which of them show the person."""
-
-
 def top_ranked(
-    scored: Similarity,
-    name: str,
-    which: np.ndarray,
-    queries: np.ndarray,
-    found: QueryRanks,
-    gallery: Gallery,
-    protocol: Search,
-    count: int,
-) -> list[RankedQuery]:
-    """The `count` nearest records for some queries of a list, `which`.
+    scored: Similarity, number: int, query: np.ndarray, gallery: Gallery, protocol: Search, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` nearest records of query `number`, with records `query` (5,): rows (k,), and which are right (k,).
 
     Among ties, wrong records come before right ones, then lower rows before higher ones.
     """
-    if not len(which):
-        return []
-    person = person_of_query(queries[which], protocol)
-    first = [np.zeros((3, 0))] * len(which)  # score, right, row
-    for part in gallery.parts():
-        scores = scored.scores(which, part)
-        of = gallery.person[part] == person[:, None]
-        unseen = excluded(queries[which], gallery, part, protocol)
-        scores[unseen if protocol.hides == "place" else of & unseen] = -np.inf
-        for k, line in enumerate(scores):
-            least = np.partition(line, max(0, len(line) - count))[max(0, len(line) - count)]
-            near = np.flatnonzero((line >= least) & (line > -np.inf))
-            near = np.stack([line[near], of[k, near], gallery.rows[part][near]])
-            some = np.concatenate([first[k], near], axis=1)
-            first[k] = some[:, np.lexsort((some[2], some[1], -some[0]))[:count]]
-    return [
-        RankedQuery(
-            *(name, int(q), queries[q], int(person[k]), int(found.relevant[q]), float(found.ap[q]), int(found.rank[q])),
-            first=first[k][2].astype(np.int64),
-            right=first[k][1].astype(bool),
-        )
-        for k, q in enumerate(which)
-    ]
+    whole = slice(0, len(gallery.rows))
+    scores = scored.scores(np.array([number]), whole)[0]
+    of = gallery.person == person_of_query(query[None], protocol)[0]
+    unseen = excluded(query[None], gallery, whole, protocol)[0]
+    shown = ~(unseen if protocol.hides == "place" else of & unseen)
+    scores, right, rows = scores[shown], of[shown], gallery.rows[shown]
+    first = np.lexsort((rows, right, -scores))[:count]
+    return rows[first], right[first]
 
 
 def person_of_query(queries: np.ndarray, protocol: Search) -> np.ndarray:

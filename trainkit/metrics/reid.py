@@ -22,9 +22,7 @@ from trainkit.metrics.ranking import (
     Cosines,
     Gallery,
     QueryRanks,
-    RankedQuery,
     Similarity,
-    excluded,
     person_of_query,
     rank_gallery,
     to_integers,
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 
 RANKS = (1, 5, 10)
 FINISHED_AT_ONCE = 2048
-FAILURES, LEAST = 60, 4
-"""Queries in the table of failures: as many in all, and from each list at least so many."""
 WORST, EVEN, SHOWN = 4, 6, 10
 """Ranked lists in the figure: of the worst queries, of queries that are the same at every step; and their length."""
 TALL = 128
@@ -97,24 +93,22 @@ def score_search(
     known = to_integers(finished(features, alone, finish, f"{where}, gallery"))
     galleries = [Gallery.make(rows, known[np.searchsorted(everyone, rows)], protocol) for rows in protocol.galleries]
     found: dict[str, list[QueryRanks]] = {}
-    failed: list[RankedQuery] = []
-    chosen: list[RankedQuery] = []
-    same = _even(lists, galleries[0], protocol) if protocol.kind == "ranked" else {}
+    near: dict[str, Similarity] = {}
     for name, rows in lists.items():
         vectors = to_integers(finished(features, rows, finish, f"{where}, {name}"))
         scored = [_scored(vectors, g.vectors, protocol) for g in galleries]
         found[name] = [rank_gallery(s, rows, g, protocol) for s, g in zip(scored, galleries, strict=True)]
-        asked = np.flatnonzero(found[name][0].relevant > 0)
-        worst = asked[np.argsort(found[name][0].ap[asked], kind="stable")[: max(LEAST, FAILURES // len(lists))]]
-        for which, kept in ((worst, failed), (np.array(same.get(name, []), np.int64), chosen)):
-            kept += top_ranked(scored[0], name, which, rows, found[name][0], galleries[0], protocol, SHOWN)
-    scores = _summed(found, lists, galleries, protocol, where)
-    failed.sort(key=lambda one: one.ap)
-    scores.tables["failures"] = _failures(failed, protocol)
+        if protocol.kind == "ranked":
+            near[name] = scored[0]
+    scores = _summed(found, lists, protocol, where)
     if protocol.kind == "ranked" and split is not None:
         if not isinstance(split, RecordSplit):
             raise ValueError(f"{where}: ranked lists need a split whose records can be shown")
-        scores.pictures["ranked"] = _pictures(failed, chosen, sum(scores.tables["queries"]["queries"]), split)
+        worst, even = _worst(found, lists, protocol), _even(found)
+        shown = [*worst, *even]
+        first = [top_ranked(near[name], q, lists[name][q], galleries[0], protocol, SHOWN) for name, q in shown]
+        total = {"worst": len(worst), "total": sum(map(len, lists.values()))}
+        scores.pictures["ranked"] = _pictures(shown, first, found, lists, protocol, split) | total
     return scores
 
 
@@ -155,105 +149,102 @@ def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> 
     return out
 
 
-def _even(lists: dict[str, np.ndarray], gallery: Gallery, protocol: Search) -> dict[str, list[int]]:
+def _worst(
+    found: Mapping[str, list[QueryRanks]], lists: Mapping[str, np.ndarray], protocol: Search
+) -> list[tuple[str, int]]:
+    """Choose the queries with the lowest AP, of different persons: list and number of each."""
+    asked = [(name, q) for name, trials in found.items() for q in np.flatnonzero(trials[0].relevant).tolist()]
+    chosen: dict[int, tuple[str, int]] = {}
+    for name, q in sorted(asked, key=lambda at: found[at[0]][0].ap[at[1]]):
+        chosen.setdefault(int(person_of_query(lists[name][q : q + 1], protocol)[0]), (name, q))
+        if len(chosen) == WORST:
+            break
+    return list(chosen.values())
+
+
+def _even(found: Mapping[str, list[QueryRanks]]) -> list[tuple[str, int]]:
     """Choose a query with a match from some lists, evenly spread, independent of the embeddings."""
-    chosen: dict[str, list[int]] = {}
-    names = [name for name, rows in lists.items() if len(rows)]
+    chosen: list[tuple[str, int]] = []
+    names = [name for name, trials in found.items() if len(trials[0].relevant)]
     for k in range(EVEN):
         name = names[k * len(names) // EVEN]
-        rows = lists[name]
-        drawn = np.argsort(rng.uniform(0, f"ranked {k}", 0, np.arange(len(rows))), kind="stable")
-        for q in drawn.tolist():
-            person = person_of_query(rows[q : q + 1], protocol)[0]
-            theirs = slice(*(int(np.searchsorted(gallery.person, person, side)) for side in ("left", "right")))
-            if person < 0 or q in chosen.get(name, []) or excluded(rows[q : q + 1], gallery, theirs, protocol).all():
-                continue
-            chosen.setdefault(name, []).append(q)
-            break
+        relevant = found[name][0].relevant
+        drawn = np.argsort(rng.uniform(0, f"ranked {k}", 0, np.arange(len(relevant))), kind="stable")
+        left = [(name, q) for q in drawn.tolist() if relevant[q] and (name, q) not in chosen]
+        chosen += left[:1]
     return chosen
 
 
-def _failures(failed: Sequence[RankedQuery], protocol: Search) -> dict[str, list]:
-    """Table of the worst queries by AP: query, rank of the first right record, and nearest record."""
-    return {
-        "list": [one.list for one in failed],
-        "query": [" + ".join(protocol.ids[row] for row in one.rows if row >= 0) for one in failed],
-        **{name: [getattr(one, name) for one in failed] for name in ("person", "relevant", "ap", "rank")},
-        "first": [protocol.ids[one.first[0]] for one in failed],
-        "first_person": [int(protocol.person[one.first[0]]) for one in failed],
+def _pictures(
+    shown: Sequence[tuple[str, int]],
+    first: Sequence[tuple[np.ndarray, np.ndarray]],
+    found: Mapping[str, list[QueryRanks]],
+    lists: Mapping[str, np.ndarray],
+    protocol: Search,
+    split: RecordSplit,
+) -> Columns:
+    """Return the data of `plots.ranked_lists`: of queries (list, number) the rows that came `first`, and if right."""
+    asked = [lists[name][q] for name, q in shown]
+    rows = np.concatenate([*asked, *(near for near, _ in first)])
+    small = {row: _thumbnail(split, row) for row in np.unique(rows[rows >= 0]).tolist()}
+    ranks = {key: [getattr(found[name][0], key)[q] for name, q in shown] for key in ("relevant", "ap", "rank")}
+    by_modality = [
+        {name: row for name, row in zip(MODALITIES, query.tolist(), strict=True) if row >= 0} for query in asked
+    ]
+    return ranks | {
+        "queries": [{name: small[row] for name, row in query.items()} for query in by_modality],
+        "text": [split.caption(int(query[TEXT])) if query[TEXT] >= 0 else "" for query in asked],
+        "found": [[small[row] for row in near.tolist()] for near, _ in first],
+        "right": [right for _, right in first],
+        "list": [name for name, _ in shown],
+        "person": [int(protocol.person[query.max()]) for query in asked],
     }
 
 
-def _pictures(failed: Sequence[RankedQuery], chosen: Sequence[RankedQuery], total: int, split: RecordSplit) -> Columns:
-    """Return the data of `plots.ranked_lists`: the worst queries, of different persons, then the chosen ones."""
-    worst: list[RankedQuery] = []
-    for one in failed:
-        if len(worst) < WORST and one.person not in [other.person for other in worst]:
-            worst.append(one)
-    shown = [*worst, *chosen]
-    asked = np.array([one.rows for one in shown]).reshape(-1, len(MODALITIES))
-    first = np.full((len(shown), SHOWN), -1)
-    for k, one in enumerate(shown):
-        first[k, : len(one.first)] = one.first
-    return {
-        "queries": _thumbnails(split, asked),
-        "present": asked >= 0,
-        "found": _thumbnails(split, first),
-        "text": [split.caption(int(one.rows[TEXT])) if one.rows[TEXT] >= 0 else "" for one in shown],
-        **{
-            name: [getattr(one, name) for one in shown]
-            for name in ("right", "list", "person", "relevant", "ap", "rank")
-        },
-        "worst": len(worst),
-        "total": total,
-    }
-
-
-def _thumbnails(split: ImageSplit, rows: np.ndarray) -> np.ndarray:
-    """Small images of records (n, k), uint8 (n, k, h, w, 3): white for none."""
+def _thumbnail(split: ImageSplit, row: int) -> np.ndarray:
+    """A small image of a record, uint8 (h, w, 3); white if there is none."""
     from PIL import Image
 
-    small: dict[int, np.ndarray] = {}
-    for row in np.unique(rows[rows >= 0]).tolist():
-        picture = split.picture(row)
-        if picture is not None:
-            image = Image.fromarray(np.ascontiguousarray(picture))
-            image.thumbnail((TALL, TALL), Image.Resampling.BOX)
-            small[row] = np.asarray(image.convert("RGB"))
-    tall, wide = (max((picture.shape[axis] for picture in small.values()), default=1) for axis in (0, 1))
-    out = np.full((*rows.shape, tall, wide, 3), 255, dtype=np.uint8)
-    for at in np.argwhere(np.isin(rows, list(small))).tolist():
-        picture = small[int(rows[tuple(at)])]
-        top, left = (tall - picture.shape[0]) // 2, (wide - picture.shape[1]) // 2
-        out[*at, top : top + picture.shape[0], left : left + picture.shape[1]] = picture
-    return out
+    picture = split.picture(row)
+    if picture is None:
+        return np.full((2, 1, 3), 255, dtype=np.uint8)
+    image = Image.fromarray(np.ascontiguousarray(picture))
+    image.thumbnail((TALL, TALL), Image.Resampling.BOX)
+    return np.asarray(image.convert("RGB"))
 
 
-def _summed(
-    found: dict[str, list[QueryRanks]],
-    lists: dict[str, np.ndarray],
-    galleries: Sequence[Gallery],
-    protocol: Search,
-    where: str,
-) -> Scores:
-    reach = min(len(g.firsts if protocol.by_person else g.rows) for g in galleries)
-    ranks = [k for k in RANKS if k < reach]
-    total = sum(len(rows) for rows in lists.values())
+def names(protocol: Search) -> tuple[str, ...]:
+    """Return the metrics that the protocol may have."""
+    own = ("map", *(f"rank_{k}" for k in _ranks(protocol)), "minp")
+    of_lists = (f"{title}.{key}" for title in protocol.queries for key in OF_A_LIST if key in own)
+    of_groups = (f"{title}.{key}" for title in protocol.groups for key in own)
+    return (*own, "unmatched", *(() if protocol.kind == "ranked" else (*of_groups, *of_lists)))
+
+
+def _ranks(protocol: Search) -> list[int]:
+    """Return the k of rank_k that do not reach the smallest gallery."""
+    person = (protocol.person[rows] for rows in protocol.galleries)
+    sizes = (len(np.unique(who[who >= 0])) + (who < 0).sum() if protocol.by_person else len(who) for who in person)
+    reach = min(sizes)
+    return [k for k in RANKS if k < reach]
+
+
+def _summed(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search, where: str) -> Scores:
+    ranks = _ranks(protocol)
     scores: dict[str, dict[str, float]] = {}
     table: dict[str, list] = {}
     for name, trials in found.items():
-        unmatched = float(np.mean([(f.relevant == 0).sum() for f in trials]))
         if any(f.relevant.any() for f in trials):
             scores[name] = _means([_of(f, ranks, protocol.by_person) for f in trials if f.relevant.any()])
+        unmatched = float(np.mean([(f.relevant == 0).sum() for f in trials]))
         row = {"list": name, "queries": len(lists[name]), "unmatched": unmatched}
-        for key in ("map", *(f"rank_{k}" for k in ranks), "minp"):
-            row[key] = scores.get(name, {}).get(key)
+        row |= {key: scores.get(name, {}).get(key) for key in ("map", *(f"rank_{k}" for k in ranks), "minp")}
         for key, value in row.items():
             table.setdefault(key, []).append(value)
     if not scores:
         raise UserError(
             where,
-            f"none of {total} queries has a match in the gallery",
+            f"none of {sum(table['queries'])} queries has a match in the gallery",
             "gallery records of the queried persons, from another place than the query's",
             "check the persons and cameras of this set",
         )
@@ -264,15 +255,12 @@ def _summed(
     }
     metrics = _means(list((groups or scores).values()))
     if protocol.kind != "ranked":  # images accompany the metrics of the same queries
-        for title, values in groups.items():
-            metrics |= {f"{title}.{key}": value for key, value in values.items()}
-        for title, values in scores.items():
-            metrics |= {f"{title}.{key}": values[key] for key in OF_A_LIST if key in values}
+        metrics |= {f"{title}.{key}": value for title, values in groups.items() for key, value in values.items()}
+        metrics |= {f"{title}.{key}": own[key] for title, own in scores.items() for key in OF_A_LIST if key in own}
     if any(table["unmatched"]):
         metrics["unmatched"] = float(sum(table["unmatched"]))
-    return Scores(
-        metrics, _rows(found, lists, protocol), chance=_chance(found, lists, protocol), tables={"queries": table}
-    )
+    rows = _rows(found, lists, protocol)
+    return Scores(metrics, rows, chance=_chance(found, lists, protocol), tables={"queries": table})
 
 
 def _of(found: QueryRanks, ranks: Sequence[int], by_person: bool) -> dict[str, float]:
@@ -287,24 +275,18 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _rows(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> Columns:
-    """A row per query, list and trial.
-
-    With the group of the list if no list is in two groups.
-    """
-    trials = len(protocol.galleries)
-    flat = [(name, t, f) for name, all_of in found.items() for t, f in enumerate(all_of)]
+    """A row per query, list and trial, with the group of the list if no list is in two groups."""
+    flat = [(name, t, f) for name, trials in found.items() for t, f in enumerate(trials)]
     columns: Columns = {"list": [name for name, _, f in flat for _ in f.ap]}
-    if trials > 1:
+    if len(protocol.galleries) > 1:
         columns["trial"] = np.concatenate([np.full(len(f.ap), t) for _, t, f in flat])
     titles = {name: title for title, names in protocol.groups.items() for name in names}
     if titles and len(titles) == sum(map(len, protocol.groups.values())):
-        columns["group"] = [titles.get(name) for name, _, f in flat for _ in f.ap]
+        columns["group"] = [titles.get(name) for name in columns["list"]]
     columns["query"] = np.concatenate([np.arange(len(f.ap)) for _, _, f in flat])
     columns["person"] = np.concatenate([person_of_query(lists[name], protocol) for name, _, _ in flat])
-    for title, key in (("relevant", "relevant"), ("rank", "rank"), ("ap", "ap"), ("inp", "inp")):
-        columns[title] = np.concatenate([getattr(f, key) for _, _, f in flat])
-    if protocol.by_person:
-        columns["person_rank"] = np.concatenate([f.person_rank for _, _, f in flat])
+    for key in ("relevant", "rank", "ap", "inp", *(["person_rank"] if protocol.by_person else [])):
+        columns[key] = np.concatenate([getattr(f, key) for _, _, f in flat])
     return columns
 
 
@@ -317,8 +299,7 @@ def _chance(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], pr
     if not sum(map(len, asked)):
         return {}
     # A person's queries may all be right or wrong together: count one guess per person.
-    bound = chance_level(len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
-    return {} if bound is None else {"rank_1": bound}
+    return chance_level("rank_1", len(np.unique(np.concatenate(asked))), float(np.concatenate(odds).mean()))
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:

@@ -6,7 +6,6 @@ R-precision and MAP@R as in Musgrave et al., "A Metric Learning Reality Check" (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,25 +48,28 @@ def score_retrieval(embedding: np.ndarray | Tensor, protocol: Retrieval, where: 
     if len(unit) != len(label):
         raise ValueError(f"{len(unit)} embeddings for {len(label)} images")
     check_retrieval(protocol, where)
-    found = rank_others(unit, label)
-    asked = found.relevant > 0
-    metrics = {f"recall_at_{k}": float((found.rank[asked] <= k).mean()) for k in RANKS if k < len(label) - 1}
-    metrics["r_precision"] = float(found.r_precision[asked].mean())
-    metrics["map_at_r"] = float(found.map_at_r[asked].mean())
-    table = {
-        "label": label,
-        "relevant": found.relevant,
-        "nearest": found.nearest,
-        "nearest_label": label[found.nearest],
-        "similarity": found.similarity,
-        "rank": found.rank,
-        "r_precision": found.r_precision,
-        "map_at_r": found.map_at_r,
-    }
+    relevant, places = rank_others(unit, label)
+    asked = relevant > 0
+    rank, r_precision, map_at_r = np.zeros(len(label), np.int64), np.zeros(len(label)), np.zeros(len(label))
+    for row in np.flatnonzero(asked):
+        place, few = places[row], relevant[row]
+        inside = place <= few
+        rank[row] = place[0]
+        r_precision[row] = inside.mean()
+        map_at_r[row] = (np.arange(1, few + 1) / place)[inside].sum() / few
+    table = {"label": label, "relevant": relevant, "rank": rank, "r_precision": r_precision, "map_at_r": map_at_r}
+    metrics = {f"recall_at_{k}": float((rank[asked] <= k).mean()) for k in RANKS if k < len(label) - 1}
+    metrics |= {name: float(table[name][asked].mean()) for name in ("r_precision", "map_at_r")}
     # Two images are often nearest to each other, and right or wrong together: count half as many queries.
-    bound = chance_level(int(asked.sum()) // 2, float(found.relevant[asked].mean() / (len(label) - 1)))
-    guessed = {"recall_at_1": bound} if bound is not None and "recall_at_1" in metrics else {}
+    share = float(relevant[asked].mean() / (len(label) - 1))
+    guessed = chance_level("recall_at_1", int(asked.sum()) // 2, share) if "recall_at_1" in metrics else {}
     return Scores(metrics, table, chance=guessed)
+
+
+def names(protocol: Retrieval, where: str) -> tuple[str, ...]:
+    """Check the protocol, and return the metrics that it will have."""
+    check_retrieval(protocol, where)
+    return (*(f"recall_at_{k}" for k in RANKS if k < len(protocol) - 1), "r_precision", "map_at_r")
 
 
 def check_retrieval(protocol: Retrieval, where: str) -> None:
@@ -84,69 +86,32 @@ def check_retrieval(protocol: Retrieval, where: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """Ranking of all other images for each image."""
+def rank_others(unit: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Rank the other images of its class for each of `unit` (N, D), rows of length 1, among all others.
 
-    relevant: np.ndarray
-    """int64 (N,), R: number of other images of its class; 0 without a label."""
-    nearest: np.ndarray
-    """int64 (N,), row of the nearest other image; among ties one of another class, the lowest label."""
-    similarity: np.ndarray
-    """float64 (N,), the cosine to it."""
-    rank: np.ndarray
-    """int64 (N,), rank of the first image of its class, from 1; exact up to 5 and up to R; 0 if R is 0."""
-    r_precision: np.ndarray
-    """float64 (N,), share of its class among the R nearest; 0 if R is 0."""
-    map_at_r: np.ndarray
-    """float64 (N,); 0 if R is 0."""
-
-
-def rank_others(unit: np.ndarray, label: np.ndarray) -> Ranks:
-    """Rank the images of its class for each of `unit` (N, D), two or more rows of length 1.
-
-    Ranks follow by counting, without sorting all images: the i-th best image of the class comes after the i - 1 before
-    it and all images of other classes that are at least as near.
+    Returns R, their number, (N,), 0 without a label; and their places, from 1, ascending, exact up to R and up to 5.
+    Places follow by counting, without sorting all images: the i-th best image of the class comes after the i - 1
+    before it and all images of other classes that are at least as near.
     """
     total = len(unit)
-    if total < 2:
-        raise ValueError(f"{total} images; expected at least two")
     order = np.argsort(label, kind="stable")
     unit, label = unit[order] * STEPS**0.5, label[order]
     low, high = np.searchsorted(label, label, side="left"), np.searchsorted(label, label, side="right")
-    nobody = label < 0  # without a class: another class for every image
-    low[nobody], high[nobody] = np.flatnonzero(nobody), np.flatnonzero(nobody) + 1
-    relevant = high - low - 1
-    nearest, rank = np.empty(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
-    similarity = np.empty(total)
-    precise, mean_precise = np.zeros(total), np.zeros(total)
-    count_up, step = np.arange(1, total), max(1, SCORES_AT_ONCE // total)
+    relevant = np.where(label < 0, 0, high - low - 1)
+    places = [np.zeros(0, np.int64)] * total
+    step = max(1, SCORES_AT_ONCE // total)
     for at in range(0, total, step):
-        score = unit[at : at + step] @ unit.T
-        np.rint(score, out=score)
+        score = np.rint(unit[at : at + step] @ unit.T)
         for row, line in enumerate(score, start=at):
-            few, own = relevant[row], slice(low[row], high[row])
-            same = line[own].copy()
-            same[row - low[row]] = line[own] = -np.inf  # mask the query itself; mask its class, to keep the rivals
-            closest, rival = int(same.argmax()), int(line.argmax())
-            if same[closest] > line[rival]:
-                nearest[row], similarity[row] = low[row] + closest, same[closest]
-            else:
-                nearest[row], similarity[row] = rival, line[rival]
-            if not few:
-                continue
-            upto = min(max(few, *RANKS), total)
-            rivals = np.sort(np.partition(line, total - upto)[total - upto :])
-            place = count_up[:few] + upto - np.searchsorted(rivals, np.sort(same)[:0:-1], side="left")
-            inside = place <= few
-            rank[row] = place[0]
-            precise[row] = inside.mean()
-            mean_precise[row] = (count_up[:few] / place)[inside].sum() / few
+            if few := relevant[row]:
+                same = np.sort(np.delete(line[low[row] : high[row]], row - low[row]))[::-1]
+                line[low[row] : high[row]] = -np.inf
+                most = min(max(few, *RANKS), total)
+                rivals = np.sort(np.partition(line, total - most)[total - most :])
+                places[order[row]] = np.arange(1, few + 1) + most - np.searchsorted(rivals, same, side="left")
     back = np.empty(total, dtype=np.int64)
     back[order] = np.arange(total)
-    return Ranks(
-        relevant[back], order[nearest][back], similarity[back] / STEPS, rank[back], precise[back], mean_precise[back]
-    )
+    return relevant[back], places
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:

@@ -1,9 +1,11 @@
-"""Compute the metrics of whole evaluation sets from one row per image or volume."""
+"""Evaluate a whole set by its protocol: its metrics from one row per image or volume, and their names beforehand."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
+from trainkit.errors import UserError
 from trainkit.evaluation_protocols import (
     Classes,
     Identification,
@@ -17,15 +19,18 @@ from trainkit.evaluation_protocols import (
     Templates,
 )
 from trainkit.interfaces import Rows, Scores, Split
-from trainkit.metrics.class_separation import score_separation
-from trainkit.metrics.classification import score_classes
-from trainkit.metrics.embedding_inspection import score_inspection
-from trainkit.metrics.identification import score_identification
-from trainkit.metrics.ijb_templates import score_templates
-from trainkit.metrics.retrieval import score_retrieval
-from trainkit.metrics.segmentation_2d import score_scenes
-from trainkit.metrics.segmentation_3d import score_segmentation
-from trainkit.metrics.verification import score_pairs
+from trainkit.metrics import (
+    class_separation,
+    classification,
+    embedding_inspection,
+    identification,
+    ijb_templates,
+    reid,
+    retrieval,
+    segmentation_2d,
+    segmentation_3d,
+    verification,
+)
 
 
 def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Split | None = None) -> Scores:
@@ -38,30 +43,74 @@ def score(rows: Rows, protocol: object, where: str = "evaluation set", split: Sp
     """
     match protocol:
         case Pairs():
-            return score_pairs(rows["embedding"], protocol, rows.get("norm"), where)
+            return verification.score_pairs(rows["embedding"], protocol, rows.get("norm"), where)
         case Separation():  # before Classes, which it is one of
-            return score_separation(rows, protocol, where)
+            return class_separation.score_separation(rows, protocol, where)
         case Inspection():  # likewise
             if split is None:
                 raise ValueError("an inspection needs the split for its images")
-            return score_inspection(rows, protocol, split, where)
+            return embedding_inspection.score_inspection(rows, protocol, split, where)
         case Classes():
-            return score_classes(rows["logits"], protocol, where)
+            return classification.score_classes(rows["logits"], protocol, where)
         case Retrieval():
-            return score_retrieval(rows["embedding"], protocol, where)
+            return retrieval.score_retrieval(rows["embedding"], protocol, where)
         case Segmentation():
-            return score_segmentation(rows, protocol, where)
+            return segmentation_3d.score_segmentation(rows, protocol, where)
         case Scenes():
-            return score_scenes(rows, protocol, where, split)
+            return segmentation_2d.score_scenes(rows, protocol, where, split)
         case Templates():
-            scores = score_templates(rows["embedding"], protocol, where=where)
+            scores = ijb_templates.score_templates(rows["embedding"], protocol, where)
         case Identification():
-            scores = score_identification(rows["embedding"], protocol, where=where)
+            scores = identification.score_identification(rows["embedding"], protocol, where)
         case _:
             raise ValueError(f"unknown evaluation protocol {type(protocol).__name__}")
     if "norm" in rows:
         scores.metrics["xnorm"] = float(rows["norm"].double().mean())
     return scores
+
+
+def names(protocol: object, rows: Collection[str], where: str = "evaluation set") -> tuple[str, ...] | None:
+    """Return all metrics that `score` may return for a protocol; None for a protocol of a plug-in.
+
+    `rows` are the columns that the task predicts. What depends on predictions is among them, such as the Dice of an
+    organ that no case may turn out to have. Raises UserError for a set that cannot be scored, and for a task that does
+    not predict what the protocol needs.
+    """
+    needed = _needed(protocol)
+    if needed and not needed.intersection(rows):
+        expected = " or ".join(sorted(needed)).replace("logits", "scores of classes").replace("embedding", "embeddings")
+        remedy = "for scores of classes set task.classify, where the task has it; or remove this evaluation"
+        raise UserError(where, f"{type(protocol).__name__} of a task that does not predict {expected}", remedy=remedy)
+    xnorm = ("xnorm",) if "norm" in rows else ()
+    match protocol:
+        case Inspection():
+            return embedding_inspection.METRICS
+        case Separation():  # before Classes, which it is one of
+            return class_separation.names(protocol, rows, where)
+        case Classes():
+            return classification.names(protocol, where)
+        case Retrieval():
+            return retrieval.names(protocol, where)
+        case Pairs():
+            return verification.names(protocol, where) + xnorm
+        case Templates():
+            return ijb_templates.names(protocol, where) + xnorm
+        case Identification():
+            return identification.names(protocol, where) + xnorm
+        case Search():
+            return reid.names(protocol)
+        case Segmentation():
+            return segmentation_3d.names(protocol)
+        case Scenes():
+            return segmentation_2d.names(protocol, "edge_actual" in rows)
+    return None
+
+
+def _needed(protocol: object) -> set[str]:
+    """Return the columns of which `score` needs one; empty for other protocols."""
+    if isinstance(protocol, Classes):
+        return {"embedding", "logits"} if isinstance(protocol, Separation) else {"logits"}
+    return {"embedding"} if isinstance(protocol, Retrieval | Pairs | Templates | Identification) else set()
 
 
 def headline(protocol: Any) -> tuple[str, ...] | None:

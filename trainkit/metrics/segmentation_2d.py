@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WHOLE = 45
-"""Number of classes up to which each image keeps its whole confusion matrix: 2,025 numbers."""
-CELLS = 2048
-"""Number of largest cells of each image's confusion matrix that are kept with more classes."""
+"""Number of classes up to which each image keeps its confusion matrix: 2,025 numbers."""
 SIDE = 320
 """Longer side in pixels of a map that is kept for figures."""
 LISTED = 20
@@ -41,9 +39,8 @@ def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
 
     `predicted` (B, H, W) holds classes, `mask` (B, H, W) classes or IGNORED. `intersection`, `predicted` and `actual`
     (B, C) are the labelled pixels of each class that are right, predicted and true. Of up to 45 classes `confusion`
-    (B, C * C) is how many of each true class (row) were predicted as each class (column); with more, `cells` and
-    `cell_counts` (B, 2048) are the largest errors of each image: row * C + column, and their number. Numbers up to
-    16.7 million are exact in float32, in which the loop gathers them.
+    (B, C * C) is how many of each true class (row) were predicted as each class (column). Numbers up to 16.7 million
+    are exact in float32, in which the loop gathers them.
     """
     size = len(mask)
     own = torch.arange(size, device=mask.device)[:, None]
@@ -52,11 +49,7 @@ def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
     cell = torch.where(truth < classes, own * square + truth * classes + found, size * square)
     counts = torch.bincount(cell.flatten(), minlength=size * square + 1)[:-1].view(size, classes, classes)
     rows = {"intersection": counts.diagonal(dim1=1, dim2=2), "predicted": counts.sum(1), "actual": counts.sum(2)}
-    if classes <= WHOLE:
-        return rows | {"confusion": counts.flatten(1)}
-    wrong = (counts - torch.diag_embed(rows["intersection"])).flatten(1)
-    largest = wrong.topk(min(CELLS, square), 1)
-    return rows | {"cells": largest.indices, "cell_counts": largest.values}
+    return rows | ({"confusion": counts.flatten(1)} if classes <= WHOLE else {})
 
 
 def thumbnail_maps(predicted: Tensor, mask: Tensor, side: int = SIDE) -> Rows:
@@ -91,8 +84,8 @@ def score_scenes(
     class that are found, over the classes of the truth), boundary_f (mean over classes of the means over the
     images in which the class has a boundary, in truth or prediction), miou_low and miou_high, between which lie
     95 % of the bootstrap's, fwiou (IoU of each class weighted by its pixels in the truth), images (how many have
-    a label), iou.CLASS and boundary_f.CLASS. Tables `per_class` and `confusions` (the most frequent mistakes); rows
-    one an image; the confusion matrix as a curve and an image.
+    a label), iou.CLASS and boundary_f.CLASS. Table `per_class`; rows one an image; of up to 45 classes the confusion
+    matrix, and the table `confusions` of the most frequent mistakes.
 
     Of kind `overlays` the images `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and images. `split`
     is then asked for its images.
@@ -122,22 +115,32 @@ def score_scenes(
     if outlines is not None:
         picture["boundary_f"] = nan_mean(outlines)
         columns = picture | counts | {"boundary": outlines}  # of each class, as those before it
-    matrix, left_out = _confusion(rows, hit.sum(0), actual.sum(0), protocol)
-    tables = {
-        "per_class": {name: nan_to_none(np.asarray(column)) for name, column in per_class.items()},
-        "confusions": _mistakes(matrix, left_out, protocol),
-    }
+    tables = {"per_class": {name: nan_to_none(np.asarray(column)) for name, column in per_class.items()}}
+    curves: Columns = {}
+    if "confusion" in rows:
+        classes = len(protocol.names)
+        matrix = _rounded(rows["confusion"]).sum(0).reshape(classes, classes)
+        curves["confusion"] = {"counts": matrix, "names": protocol.names}
+        tables["confusions"] = _mistakes(matrix, protocol)
+    if protocol.kind == "scores":
+        return Scores(metrics, columns, curves, tables=tables)
+    if not isinstance(split, ImageSplit):
+        raise ValueError("overlays need a split whose images can be shown")
+    # For display: other evaluations report the classes on more images.
+    metrics = {name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics}
+    pictures: Columns = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
+    return Scores(metrics, columns, tables=tables, pictures=pictures)
+
+
+def names(protocol: Scenes, boundaries: bool) -> tuple[str, ...]:
+    """Return the metrics that the protocol may have."""
+    means = ("miou", "pixel_accuracy", "pictures", *(["boundary_f"] if boundaries else []))
     if protocol.kind == "overlays":
-        if not isinstance(split, ImageSplit):
-            raise ValueError("overlays need a split whose images can be shown")
-        # For display: other evaluations report the classes on more images.
-        metrics = {
-            name: metrics[name] for name in ("miou", "pixel_accuracy", "boundary_f", "pictures") if name in metrics
-        }
-        pictures: Columns = {"scenes": _scenes(rows, picture | {"iou": of_picture}, protocol, split)}
-        return Scores(metrics, columns, tables=tables, pictures=pictures)
-    confusion = {"counts": matrix, "names": protocol.names}
-    return Scores(metrics, columns, {"confusion": confusion}, tables=tables, pictures={"confusion": confusion})
+        return means
+    each = ("iou", *(["boundary_f"] if boundaries else []))
+    interval = ("miou_low", "miou_high") if len(protocol) > 1 else ()
+    words = metric_words(protocol.names)
+    return (*means, "mean_accuracy", "fwiou", *interval, *(f"{name}.{word}" for name in each for word in words))
 
 
 def _over_pictures(
@@ -157,9 +160,10 @@ def _over_pictures(
         metrics["boundary_f"] = float(nan_mean(of_class))
     low, high = np.full((2, len(called)), np.nan)
     if many > 1:
-        drawn, drawn_class = _bootstrap(hit, predicted, actual)
-        metrics["miou_low"], metrics["miou_high"] = percentile_interval(drawn, many)
-        low, high = np.transpose([percentile_interval(values, many) for values in drawn_class.T])
+        rows = {"intersection": hit, "predicted": predicted, "actual": actual}
+        drawn = significance.resampled(Units("images", np.arange(many)), lambda times: resampled(rows, times))
+        metrics["miou_low"], metrics["miou_high"] = percentile_interval(drawn["miou"], many)
+        low, high = np.transpose([percentile_interval(values, many) for values in drawn["iou."].T])
     metrics["fwiou"] = float((np.where(pixels > 0, iou, 0) * pixels).sum() / pixels.sum())
     metrics["pictures"] = float((actual.sum(1) > 0).sum())
     metrics |= {f"iou.{word}": float(iou[k]) for k, word in enumerate(called)}
@@ -195,16 +199,6 @@ def _boundary_f(found: np.ndarray, predicted: np.ndarray, met: np.ndarray, actua
     return np.where(predicted + actual > 0, score, np.nan)
 
 
-def _bootstrap(hit: np.ndarray, predicted: np.ndarray, actual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap mIoU (2000,) and the IoU of each class (2000, C) over images.
-
-    Efron's bootstrap (Annals of Statistics 7, 1979): the pixels of the images of a draw (N, C) are scored together.
-    """
-    blocks = significance.draw_counts(Units("images", np.arange(len(hit))))
-    each = np.concatenate([_iou(times @ hit, times @ predicted, times @ actual) for times in blocks])
-    return nan_mean(each), each
-
-
 def units(rows: Mapping[str, np.ndarray]) -> Units:
     """Resample images."""
     return Units("images", np.arange(len(rows["id"])))
@@ -232,40 +226,21 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     return metrics
 
 
-def _confusion(
-    rows: Mapping[str, Tensor], hit: np.ndarray, actual: np.ndarray, protocol: Scenes
-) -> tuple[np.ndarray, int]:
-    """The matrix (C, C), int64, and the number of wrong pixels missing from it because their cell was not kept."""
-    classes = len(protocol.names)
-    hit, actual = (counts.astype(np.int64) for counts in (hit, actual))
-    if "confusion" in rows:
-        counts = _rounded(rows["confusion"]).sum(0).reshape(classes, classes)
-    else:
-        cells, many = _rounded(rows["cells"]).ravel(), _rounded(rows["cell_counts"]).ravel()
-        # float64 holds whole numbers to 9e15.
-        counts = np.bincount(cells, weights=many, minlength=classes * classes).astype(np.int64)
-        counts = counts.reshape(classes, classes) + np.diag(hit)
-    return counts, int(actual.sum() - counts.sum())
-
-
-def _mistakes(counts: np.ndarray, left_out: int, protocol: Scenes) -> Columns:
-    """The most frequent errors, and a last row of all others, so that the pixels add up to all errors."""
+def _mistakes(counts: np.ndarray, protocol: Scenes) -> Columns:
+    """The most frequent errors of a confusion matrix, and a last row of all others."""
     wrong = counts - np.diag(counts.diagonal())
     order = np.argsort(-wrong, axis=None, kind="stable")[:LISTED]
-    order = order[wrong.ravel()[order] > 0]
-    truth, prediction = np.unravel_index(order, wrong.shape)
+    truth, prediction = np.unravel_index(order[wrong.ravel()[order] > 0], wrong.shape)
     pixels = wrong[truth, prediction]
     table = {
         "class": [protocol.names[k] for k in truth],
         "taken_for": [protocol.names[k] for k in prediction],
         "pixels": pixels.tolist(),
         "share_of_class": _share(pixels, counts.sum(1)[truth]).tolist(),
-        "share_of_mistakes": _share(pixels, np.asarray(wrong.sum() + left_out)).tolist(),
+        "share_of_mistakes": _share(pixels, wrong.sum()).tolist(),
     }
-    rest = int(wrong.sum() - pixels.sum()) + left_out
-    if rest:
-        last = ("all others", "", rest, None, rest / (wrong.sum() + left_out))
-        for column, value in zip(table.values(), last, strict=True):
+    if rest := int(wrong.sum() - pixels.sum()):
+        for column, value in zip(table.values(), ("all others", "", rest, None, rest / wrong.sum()), strict=True):
             column.append(value)
     return table
 

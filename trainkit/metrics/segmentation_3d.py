@@ -6,7 +6,6 @@ case has no score there and is left out of that mean; `cases` in the table per c
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -78,6 +77,18 @@ def score_segmentation(rows: Mapping[str, Tensor], protocol: Segmentation, where
     return Scores(metrics, cases | scored, tables=tables | {"per_case": {"id": cases["id"]} | shown | cases})
 
 
+def names(protocol: Segmentation) -> tuple[str, ...]:
+    """Return the metrics that the protocol may have."""
+    words = metric_words(protocol.names[1:])
+    if protocol.kind == "patches":
+        return ("dice_mean", "iou_mean", *(f"dice.{word}" for word in words))
+    if protocol.kind == "overlays":
+        return ("dice_mean", "missed", "invented", "cases")
+    means, each = zip(*METRICS.values(), strict=True)
+    interval = ("dice_mean_low", "dice_mean_high") if len(set(protocol.patients)) > 1 else ()
+    return (*means, *interval, "missed", "invented", "cases", *(f"{name}.{word}" for name in each for word in words))
+
+
 def _over_cases(columns: Mapping[str, np.ndarray], protocol: Segmentation) -> tuple[dict[str, float], Columns]:
     """Return the metrics of a set of cases, and the table of its organs, from scores (N, organs)."""
     organs, patients = protocol.names[1:], len(set(protocol.patients))
@@ -89,9 +100,11 @@ def _over_cases(columns: Mapping[str, np.ndarray], protocol: Segmentation) -> tu
     metrics = {"dice_mean": whole["dice_mean"]}
     low, high = np.full((2, len(organs)), np.nan)
     if patients > 1:
-        drawn, drawn_organ = bootstrap(columns["dice"], protocol.patients)
-        metrics["dice_mean_low"], metrics["dice_mean_high"] = percentile_interval(drawn, patients)
-        low, high = np.transpose([percentile_interval(values, patients) for values in drawn_organ.T])
+        drawn = significance.resampled(
+            Units.by(protocol.patients, "patients"), lambda times: {"dice": significance.mean(columns["dice"], times)}
+        )["dice"]
+        metrics["dice_mean_low"], metrics["dice_mean_high"] = percentile_interval(nan_mean(drawn), patients)
+        low, high = np.transpose([percentile_interval(values, patients) for values in drawn.T])
     metrics |= {name: whole[name] for name in ("hd95_mean_mm", "nsd_mean")}
     metrics |= {"missed": float(missed.sum()), "invented": float(invented.sum())}
     metrics |= whole | {"cases": float(len(protocol))}
@@ -148,17 +161,6 @@ def _score_patches(rows: Mapping[str, Tensor], protocol: Segmentation, where: st
     return Scores(metrics, columns, tables=tables)
 
 
-def bootstrap(values: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Bootstrap the mean over organs, (2000,), and the mean of each organ, (2000, K), over patients.
-
-    `values` (N, K) are scores of N cases, nan where there is none; `groups` N names of patients. Efron's bootstrap
-    (Annals of Statistics 7, 1979): a patient is drawn with all their cases, for these are alike.
-    """
-    blocks = significance.draw_counts(Units.by(groups, "patients"))
-    organ = np.concatenate([significance.mean(values, times) for times in blocks])
-    return nan_mean(organ), organ
-
-
 def units(rows: Mapping[str, np.ndarray]) -> Units:
     """Resample patients with all their cases."""
     return Units.by(rows["patient"], "patients")
@@ -174,12 +176,6 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
         metrics[whole] = nan_mean(drawn)
         metrics |= {f"{each}.{word}": drawn[:, k] for k, word in enumerate(called)}
     return metrics
-
-
-def interval(values: np.ndarray, groups: Sequence[str]) -> tuple[float, float]:
-    """The ends of the 95 % interval, by `bootstrap`, of the mean over organs of (N, K); nan for a single patient."""
-    patients = len(set(groups))
-    return percentile_interval(bootstrap(values, groups)[0], patients) if patients > 1 else (math.nan, math.nan)
 
 
 def metric_words(names: Sequence[str]) -> list[str]:

@@ -52,19 +52,18 @@ def score_pairs(
     check_pairs(pairs, where)
     same = np.asarray(pairs.same, dtype=bool)
     distance = pair_distance(normalised(embedding, where), pairs.first, pairs.second)
-    folds = ten_fold(distance, same)
-    metrics = {
-        "accuracy": float(folds.accuracy.mean()),
-        "accuracy_std": float(folds.accuracy.std()),
-        "threshold": float(folds.threshold.mean()),
-        **val_at_far(distance, same, folds.fold),
-    }
+    fold = contiguous_folds(len(pairs))
+    accuracy, threshold = (found[0] for found in ten_fold(distance, same, fold, np.ones((1, len(pairs)))))
     points = operating_points(-distance[same], -distance[~same])
-    metrics |= {"auc": points.auc, "eer": points.eer}
-    for power in range(1, 5):
-        tar = points.tar_up_to(power)
-        if tar is not None:
-            metrics[f"tar_at_far_1e-{power}"] = tar
+    metrics = {
+        "accuracy": float(accuracy.mean()),
+        "accuracy_std": float(accuracy.std()),
+        "threshold": float(threshold.mean()),
+        **val_at_far(distance, same, fold),
+        "auc": float(points.auc),
+        "eer": float(points.eer),
+        **{f"tar_at_far_1e-{power}": float(points.tar_up_to(power)) for power in resolved(same, 4)},
+    }
     if norm is not None:
         metrics["xnorm"] = float(as_array(norm).mean())
     table = {
@@ -73,26 +72,42 @@ def score_pairs(
         "second": np.asarray(pairs.second),
         "same": same,
         "distance": distance,
-        "fold": folds.fold,
-        "correct": (distance < folds.threshold[folds.fold]) == same,
+        "fold": fold,
+        "correct": (distance < threshold[fold]) == same,
     }
-    curve = points.curve()
-    curve["threshold"] = -curve["threshold"]
-    return Scores(metrics, table, {"roc": curve}, auc_chance_level(pairs.first, pairs.second, same))
+    return Scores(metrics, table, {"roc": points.curve()}, auc_chance_level(pairs.first, pairs.second, same))
+
+
+def names(pairs: Pairs, where: str) -> tuple[str, ...]:
+    """Check pairs, and return the metrics that they will have, except xnorm."""
+    check_pairs(pairs, where)
+    same = np.asarray(pairs.same, dtype=bool)
+    val = ("val_at_far_1e-3", "val_at_far_1e-3_std", "val_at_far_1e-3_far")
+    rates = (f"tar_at_far_1e-{power}" for power in resolved(same, 4))
+    has_val = has_val_at_far(same, contiguous_folds(len(pairs)))
+    return ("accuracy", "accuracy_std", "threshold", "auc", "eer", *rates, *(val if has_val else ()))
 
 
 def check_pairs(pairs: Pairs, where: str) -> None:
     """Raise UserError for fewer than 10 pairs, or only one kind of pair."""
     if len(pairs) < FOLDS:
         raise UserError(where, f"{len(pairs)} pairs", f"at least {FOLDS}, one per fold", "add pairs")
-    same = np.asarray(pairs.same, dtype=bool)
+    check_kinds(pairs.same, where)
+
+
+def check_kinds(same: np.ndarray, where: str) -> None:
+    """Raise UserError for only one kind of pair."""
+    same = np.asarray(same, dtype=bool)
     if same.all() or not same.any():
-        raise UserError(
-            where,
-            f"all {len(pairs)} pairs are {'genuine' if same.all() else 'impostor'} pairs",
-            "genuine and impostor pairs",
-            "add the missing kind: a threshold needs both",
-        )
+        kind = "genuine" if same.any() else "impostor"
+        found = f"all {len(same)} pairs are {kind} pairs" if len(same) else "no pairs"
+        raise UserError(where, found, "genuine and impostor pairs", "add the missing kind: a threshold needs both")
+
+
+def resolved(same: np.ndarray, most: int) -> range:
+    """Powers up to `most` of the false accept rates 1e-1, 1e-2, ... for which there are enough impostor pairs."""
+    impostors = int((~np.asarray(same, dtype=bool)).sum())
+    return range(1, 1 + min(most, len(str(impostors)) - 1))
 
 
 def auc_chance_level(first: np.ndarray, second: np.ndarray, same: np.ndarray) -> dict[str, float]:
@@ -110,32 +125,20 @@ def auc_chance_level(first: np.ndarray, second: np.ndarray, same: np.ndarray) ->
     return {"auc": bound} if bound < 1 else {}
 
 
-@dataclass(frozen=True)
-class TenFold:
-    """Outcome of the ten-fold protocol."""
+def ten_fold(
+    distance: np.ndarray, same: np.ndarray, fold: np.ndarray, times: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ten times, choose a threshold on nine folds and evaluate it on the tenth: accuracies, thresholds (draws, 10).
 
-    fold: np.ndarray
-    """int64 (pairs,), the fold for which a pair is held out."""
-    threshold: np.ndarray
-    """float64 (10,), squared distance below which the held-out pairs of a fold are accepted."""
-    accuracy: np.ndarray
-    """float64 (10,)."""
-
-
-def ten_fold(distance: np.ndarray, same: np.ndarray) -> TenFold:
-    """Ten times, choose a threshold on nine folds and evaluate it on the tenth.
-
-    `distance` is the squared distance, (pairs,). Folds are contiguous and in the order of the list; if their sizes
-    cannot be equal, the first ones are larger by one. The smallest of equally good thresholds is used.
+    `distance` is the squared distance, (pairs,); pair i is there `times[:, i]` times in a draw and in its `fold`. The
+    smallest of equally good thresholds is used. The accuracy of a fold without pairs is nan.
     """
-    fold = contiguous_folds(len(distance))
-    accepted_same = _accepted(distance, same, fold, ACCURACY_GRID)
-    accepted_different = _accepted(distance, ~same, fold, ACCURACY_GRID)
-    different = np.bincount(fold[~same], minlength=FOLDS)[:, None]
-    correct = accepted_same + different - accepted_different
-    best = (correct.sum(axis=0) - correct).argmax(axis=1)  # argmax takes the first of equals
-    accuracy = correct[np.arange(FOLDS), best] / np.bincount(fold, minlength=FOLDS)
-    return TenFold(fold, ACCURACY_GRID[best], accuracy)
+    genuine, impostor = (_accepted(distance, times * kind, fold, ACCURACY_GRID) for kind in (same, ~same))
+    correct = (genuine + impostor[:, :, -1:] - impostor)[:, :, :-1]
+    best = (correct.sum(1, keepdims=True) - correct).argmax(2)  # argmax takes the first of equals
+    right = np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return right / (genuine + impostor)[:, :, -1], ACCURACY_GRID[best]
 
 
 def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict[str, float]:
@@ -150,11 +153,12 @@ def val_at_far(distance: np.ndarray, same: np.ndarray, fold: np.ndarray) -> dict
         return {}
     different_in = np.bincount(fold[~same], minlength=FOLDS)
     train_different = different_in.sum() - different_in
-    accepted = _accepted(distance, ~same, fold, VAL_GRID)
+    accepted = _accepted(distance, 1.0 - same[None], fold, VAL_GRID)[0, :, :-1]
     far = (accepted.sum(axis=0) - accepted) / train_different[:, None]
     val, met = np.empty(FOLDS), np.empty(FOLDS)
     for k in range(FOLDS):
-        threshold = _threshold_at(far[k], 1 / VAL_FAR)
+        # A grid that never reaches the rate accepts no pair: the customary zero.
+        threshold = np.interp(1 / VAL_FAR, far[k], VAL_GRID, right=0.0)
         held_out = distance[fold == k] < threshold
         val[k] = held_out[same[fold == k]].mean()
         met[k] = held_out[~same[fold == k]].mean()
@@ -171,106 +175,102 @@ def has_val_at_far(same: np.ndarray, fold: np.ndarray) -> bool:
     return bool((different_in.sum() - different_in).min() >= VAL_FAR and same_in.all() and different_in.all())
 
 
-def _threshold_at(far: np.ndarray, target: float) -> float:
-    # A grid that never reaches the rate accepts no pair: the customary zero.
-    if far[-1] < target:
-        return 0.0
-    below = int(np.searchsorted(far, target, side="right")) - 1  # never -1: nothing is below distance 0
-    if below == len(far) - 1:
-        return float(VAL_GRID[below])
-    share = (target - far[below]) / (far[below + 1] - far[below])
-    return float(VAL_GRID[below] + share * (VAL_GRID[below + 1] - VAL_GRID[below]))
-
-
 def contiguous_folds(pairs: int) -> np.ndarray:
     """Fold of each pair, int64 (pairs,): ten contiguous blocks, the first ones longer by one if needed."""
     return np.repeat(np.arange(FOLDS), [len(part) for part in np.array_split(np.arange(pairs), FOLDS)])
 
 
-def _accepted(distance: np.ndarray, which: np.ndarray, fold: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Number of chosen pairs with a distance below each grid point, int64 (10, grid)."""
-    rows = [np.sort(distance[which & (fold == k)]) for k in range(FOLDS)]
-    return np.stack([np.searchsorted(row, grid, side="left") for row in rows])
+def _accepted(distance: np.ndarray, times: np.ndarray, fold: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Count the pairs of each fold below each threshold, (draws, 10, grid + 1); the last threshold accepts all.
+
+    `times` (draws, pairs) says how often a pair is counted.
+    """
+    place = fold * (len(grid) + 1) + np.searchsorted(grid, distance, side="right")
+    counts = significance.group_sums(times, place, FOLDS * (len(grid) + 1))
+    return counts.reshape(len(times), FOLDS, len(grid) + 1).cumsum(2)
 
 
 @dataclass(frozen=True)
-class OperatingPoints:
-    """Points of the ROC, from accepting no pair to accepting all. Higher scores mean the same identity."""
+class Curve:
+    """The exact ROC from accepting no row to accepting all, of a set of scores or of several draws of it."""
 
     threshold: np.ndarray
     """(points,), descending; accepted is what scores at least this. The first is +inf."""
     false_accepts: np.ndarray
-    """int64 (points,), impostor pairs accepted."""
+    """(points,) or (draws, points), negative rows accepted, such as impostor pairs."""
     true_accepts: np.ndarray
-    """int64 (points,), genuine pairs accepted."""
+    """(points,) or (draws, points), positive rows accepted, such as genuine pairs."""
 
     @property
     def far(self) -> np.ndarray:
-        """False accept rate at each point."""
-        return self.false_accepts / self.false_accepts[-1]
+        """False accept rate at each point; nan without negative rows."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.false_accepts / self.false_accepts[..., -1:]
 
     @property
     def tar(self) -> np.ndarray:
-        """True accept rate at each point."""
-        return self.true_accepts / self.true_accepts[-1]
+        """True accept rate at each point; nan without positive rows."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return self.true_accepts / self.true_accepts[..., -1:]
 
     @property
-    def auc(self) -> float:
-        """Area under the ROC: probability that a genuine pair scores above an impostor pair, ties counting half."""
-        twice = np.dot(np.diff(self.false_accepts), (self.true_accepts[1:] + self.true_accepts[:-1]).astype(np.float64))
-        return float(twice / 2 / self.false_accepts[-1] / self.true_accepts[-1])
+    def auc(self) -> np.ndarray:
+        """Area under the ROC: probability that a positive row scores above a negative one, ties counting half."""
+        steps = np.diff(self.false_accepts) * (self.true_accepts[..., 1:] + self.true_accepts[..., :-1])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return steps.sum(-1) / 2 / self.false_accepts[..., -1] / self.true_accepts[..., -1]
 
     @property
-    def eer(self) -> float:
+    def eer(self) -> np.ndarray:
         """Equal error rate: false accepts equal false rejects, with linear interpolation between points."""
-        far, frr = self.far, 1 - self.tar
-        after = int(np.argmax(far >= frr))
-        gap_before, gap_after = (frr - far)[after - 1], (far - frr)[after]
-        share = gap_before / (gap_before + gap_after)
-        return float(far[after - 1] + share * (far[after] - far[after - 1]))
+        far = self.far
+        over = far - (1 - self.tar)
+        after = (over >= 0).argmax(-1, keepdims=True)
+        far_before, below = (np.take_along_axis(values, after - 1, -1)[..., 0] for values in (far, -over))
+        far_after, above = (np.take_along_axis(values, after, -1)[..., 0] for values in (far, over))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return far_before + below / (below + above) * (far_after - far_before)
 
-    def tar_up_to(self, power: int) -> float | None:
-        """Highest true accept rate with a false accept rate of at most 10**-power; None with too few impostors."""
-        impostors = int(self.false_accepts[-1])
-        if impostors < 10**power:
-            return None
-        last = np.searchsorted(self.false_accepts, impostors // 10**power, side="right") - 1
-        return float(self.true_accepts[last] / self.true_accepts[-1])
+    def tar_up_to(self, power: int) -> np.ndarray:
+        """Highest true accept rate with a false accept rate of at most 10**-power; nan with too few negative rows."""
+        negatives = self.false_accepts[..., -1:]
+        last = (self.false_accepts <= negatives // 10**power).sum(-1, keepdims=True) - 1
+        return np.where(negatives >= 10**power, np.take_along_axis(self.tar, last, -1), np.nan)[..., 0]
 
-    def tar_nearest(self, power: int) -> float | None:
-        """True accept rate at the false accept rate nearest to 10**-power; None with too few impostors.
+    def tar_nearest(self, power: int) -> float:
+        """True accept rate at the false accept rate nearest to 10**-power, of a single set of scores.
 
         The larger rate if two are equally near, and the largest true accept rate at one false accept rate.
         """
-        impostors = int(self.false_accepts[-1])
-        if impostors < 10**power:
-            return None
-        off = np.abs(self.false_accepts * 10**power - impostors)  # whole numbers: a tie is a tie
+        off = np.abs(self.false_accepts * 10**power - self.false_accepts[-1])  # whole numbers: a tie is a tie
         nearest = len(off) - 1 - int(np.argmin(off[::-1]))
         return float(self.true_accepts[nearest] / self.true_accepts[-1])
 
     def curve(self, levels: int = 1000) -> dict[str, np.ndarray]:
-        """Points for a figure: at most about `levels`, evenly spread over the logarithm of the rate."""
-        impostors = int(self.false_accepts[-1])
-        counts = np.unique(np.concatenate([[0], np.geomspace(1, impostors, levels).astype(np.int64), [impostors]]))
+        """Rates of a single set for a figure: at most about `levels`, evenly spread over the logarithm of the rate."""
+        negatives = int(self.false_accepts[-1])
+        counts = np.unique(np.concatenate([[0], np.geomspace(1, negatives, levels).astype(np.int64), [negatives]]))
         at = np.unique(np.searchsorted(self.false_accepts, counts, side="right") - 1)
         at = at[at >= 0]
-        return {"far": self.far[at], "tar": self.tar[at], "threshold": self.threshold[at]}
+        return {"far": self.far[at], "tar": self.tar[at]}
 
 
-def operating_points(genuine: np.ndarray, impostor: np.ndarray) -> OperatingPoints:
-    """The exact ROC of two sets of scores, one point per distinct score; both need at least one score."""
+def operating_points(genuine: np.ndarray, impostor: np.ndarray) -> Curve:
+    """The ROC of two sets of scores, higher for genuine ones, one point per distinct score; both must have some."""
     if not len(genuine) or not len(impostor):
         raise ValueError(f"both kinds of pairs are needed, got {len(genuine)} genuine and {len(impostor)} impostor")
     genuine, impostor = np.sort(genuine), np.sort(impostor)
     threshold = np.unique(np.concatenate([genuine, impostor]))[::-1]
-    false_accepts = len(impostor) - np.searchsorted(impostor, threshold, side="left")
-    true_accepts = len(genuine) - np.searchsorted(genuine, threshold, side="left")
-    return OperatingPoints(
-        np.concatenate([np.array([np.inf], dtype=threshold.dtype), threshold]),
-        np.concatenate([[0], false_accepts]),
-        np.concatenate([[0], true_accepts]),
-    )
+    accepts = (len(scores) - np.searchsorted(scores, threshold, side="left") for scores in (impostor, genuine))
+    start = np.array([np.inf], dtype=threshold.dtype)
+    return Curve(np.concatenate([start, threshold]), *(np.concatenate([[0], counts]) for counts in accepts))
+
+
+def resampled_curve(score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> Curve:
+    """The ROC of `score` (rows,), higher for `positive` ones, in draws with row i counted `times[:, i]` times."""
+    scores, place = np.unique(-score, return_inverse=True)
+    sums = (significance.group_sums(times * kind, place, len(scores)).cumsum(1) for kind in (~positive, positive))
+    return Curve(np.concatenate([[np.inf], -scores]), *(np.pad(each, ((0, 0), (1, 0))) for each in sums))
 
 
 def pair_distance(unit: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -319,7 +319,7 @@ def nan_to_none(column: np.ndarray) -> list:
     return [None if value != value else value for value in column.tolist()]
 
 
-# ---- Resampling ------------------------------------------------------------------------------------------------------
+# ---- Resampling
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
@@ -346,76 +346,7 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     in 2 % of simulated sets of 300 pairs, and in 12 % with the thresholds of all pairs.
     """
     distance, same = rows["distance"].astype(np.float64), rows["same"].astype(bool)
-    metrics = {"accuracy": _resampled_accuracy(distance, same, rows["fold"], times)}
-    curve = Curve.of(-distance, same, times)
-    metrics |= {"auc": curve.auc, "eer": curve.eer}
-    return metrics | {f"tar_at_far_1e-{power}": curve.tar_up_to(power) for power in range(1, 5)}
-
-
-def _resampled_accuracy(distance: np.ndarray, same: np.ndarray, fold: np.ndarray, times: np.ndarray) -> np.ndarray:
-    grid = len(ACCURACY_GRID)
-    # Index of the first threshold that accepts a pair; the last index stands for never.
-    place = fold * (grid + 1) + np.searchsorted(ACCURACY_GRID, distance, side="right")
-    accepted = []
-    for kind in (same, ~same):
-        counts = significance.group_sums(times * kind, place, FOLDS * (grid + 1))
-        accepted.append(counts.reshape(len(times), FOLDS, grid + 1).cumsum(2))
-    different, size = accepted[1][:, :, -1:], (accepted[0] + accepted[1])[:, :, -1]
-    correct = (accepted[0] + different - accepted[1])[:, :, :-1]
-    best = (correct.sum(1, keepdims=True) - correct).argmax(2)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return significance.nan_mean(np.take_along_axis(correct, best[:, :, None], 2)[:, :, 0] / size)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The ROC of several draws of the same scores, from accepting no pair to accepting all."""
-
-    false_accepts: np.ndarray
-    """(draws, points), ascending; the first is 0."""
-    true_accepts: np.ndarray
-    """(draws, points)."""
-
-    @classmethod
-    def of(cls, score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> Curve:
-        """The curve of `score` (rows,), higher for `positive` ones, each there `times[:, i]` times in a draw."""
-        place = np.unique(-score, return_inverse=True)[1].reshape(-1)
-        sums = [
-            significance.group_sums(times * kind, place, int(place.max()) + 1).cumsum(1)
-            for kind in (~positive, positive)
-        ]
-        return cls(*(np.pad(each, ((0, 0), (1, 0))) for each in sums))
-
-    @property
-    def auc(self) -> np.ndarray:
-        """Probability that a positive row scores above another, ties counting half, (draws,)."""
-        steps = np.diff(self.false_accepts, axis=1) * (self.true_accepts[:, 1:] + self.true_accepts[:, :-1])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return steps.sum(1) / 2 / self.false_accepts[:, -1] / self.true_accepts[:, -1]
-
-    @property
-    def eer(self) -> np.ndarray:
-        """Equal error rate with linear interpolation between points, (draws,)."""
-        with np.errstate(invalid="ignore", divide="ignore"):
-            far = self.false_accepts / self.false_accepts[:, -1:]
-            over = far - (1 - self.true_accepts / self.true_accepts[:, -1:])
-            after = (over >= 0).argmax(1)[:, None]
-            before = after - 1
-            far_before, far_after, below, above = (
-                np.take_along_axis(values, at, 1)[:, 0]
-                for values, at in ((far, before), (far, after), (-over, before), (over, after))
-            )
-            return far_before + below / (below + above) * (far_after - far_before)
-
-    def tar_up_to(self, power: int) -> np.ndarray:
-        """Highest true accept rate with a false accept rate of at most 10**-power, (draws,); nan with too few."""
-        others = self.false_accepts[:, -1:]
-        last = (self.false_accepts <= others // 10**power).sum(1, keepdims=True) - 1
-        with np.errstate(invalid="ignore", divide="ignore"):
-            rate = np.take_along_axis(self.true_accepts, last, 1) / self.true_accepts[:, -1:]
-        return np.where(others >= 10**power, rate, np.nan)[:, 0]
-
-
-def resampled_auc(score: np.ndarray, positive: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """The AUC of `score` (rows,), (draws,), with row i counted `times[:, i]` times."""
-    return Curve.of(score, positive, times).auc
+    accuracy = significance.nan_mean(ten_fold(distance, same, rows["fold"], times)[0])
+    curve = resampled_curve(-distance, same, times)
+    rates = {f"tar_at_far_1e-{power}": curve.tar_up_to(power) for power in range(1, 5)}
+    return {"accuracy": accuracy, "auc": curve.auc, "eer": curve.eer, **rates}

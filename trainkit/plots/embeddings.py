@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainkit.metrics.embedding_inspection import to_uint8
 from trainkit.plots.style import COLOURS, GRID, INK, QUIET, SMALL, WIDTH, Sheet, blank, legend, titled
 
 if TYPE_CHECKING:
@@ -62,12 +61,12 @@ def scatter(
     return figure
 
 
-def sheet(images: np.ndarray, captions: Sequence[str], title: str, about: str = "") -> Figure:
-    """Draw images side by side, each above its caption: `images` (n, 3 or 1, h, w) as `to_uint8` takes them."""
+def sheet(images: Sequence[np.ndarray], captions: Sequence[str], title: str, about: str = "") -> Figure:
+    """Draw images side by side, each above its caption: uint8 (h, w, 3) each."""
     if len(images) != len(captions):
         raise ValueError(f"{len(images)} images, {len(captions)} captions")
-    tall, wide = np.shape(images)[2:] if len(images) else (1, 4)
-    across = 4 if wide >= 3 * tall else 6 if 1.5 * wide >= tall else 8
+    tall, wide = (max((image.shape[axis] for image in images), default=1 + 3 * axis) for axis in (0, 1))
+    across, longest = (4, 32) if wide >= 3 * tall else (6, 20) if 1.5 * wide >= tall else (8, 15)
     down = max(1, -(-len(images) // across))
     lines = max((caption.count("\n") + 1 for caption in captions), default=1)
     cell, words, head = WIDTH / across, 0.09 + 0.135 * lines, Sheet.head(title, about)
@@ -76,9 +75,7 @@ def sheet(images: np.ndarray, captions: Sequence[str], title: str, about: str = 
     page.titled(title, about)
     if not len(images):
         page.text(WIDTH / 2, head + 0.5 * (page.height - head), "none", 11, QUIET, ha="center", va="center")
-        return page.figure
-    longest = {4: 32, 6: 20, 8: 15}[across]
-    for place, (image, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
+    for place, (image, caption) in enumerate(zip(images, captions, strict=True)):
         left, top = place % across * cell + 0.04, head + 0.1 + place // across * (tile + words)
         page.image(image, left, top, cell - 0.08, tile, sharp=max(tall, wide) <= 96)
         shown = [line if len(line) <= longest else f"…{line[1 - longest :]}" for line in caption.splitlines()]

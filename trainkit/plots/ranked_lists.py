@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -25,30 +25,27 @@ _TALLEST = 2.2
 
 
 def ranked(
-    queries: np.ndarray,
-    present: np.ndarray,
+    queries: Sequence[Mapping[str, np.ndarray]],
     text: Sequence[str],
-    found: np.ndarray,
-    right: Sequence[np.ndarray],
+    found: Sequence[Sequence[np.ndarray]],
+    right: Sequence[Sequence[bool] | np.ndarray],
     captions: Sequence[str],
     title: str,
     about: str = "",
 ) -> Figure:
     """Draw a row for each query: its images at the left, then its top results; its caption above.
 
-    `queries` (n, 5, h, w, 3) and `found` (n, k, h', w', 3) are uint8; `present` (n, 5) tells which modalities a query
-    has; `text` (n,) its caption or ""; `right` holds a bool for each result of a query, k at most; `captions` (n,)
-    stand above each row.
+    `queries` (n,) are the images of each by modality, `text` (n,) its caption or "", `found` (n,) the images of its
+    results, all uint8 (h, w, 3); `right` (n,) holds a bool for each result; `captions` (n,) stand above each row.
     """
-    queries, found, present = np.asarray(queries), np.asarray(found), np.asarray(present, dtype=bool)
     size = len(captions)
-    if queries.ndim != 5 or found.ndim != 5 or not size == len(queries) == len(found) == len(present) == len(right):
-        raise ValueError(f"queries {queries.shape}, found {found.shape}, {size} captions")
-    shown = present.copy()
-    shown[:, TEXT] = False
-    left, many = max(1, int(shown.sum(axis=1).max(initial=0))), found.shape[1]
+    if not size == len(queries) == len(text) == len(found) == len(right):
+        raise ValueError(f"{len(queries)} queries, {len(found)} rows of results, {size} captions")
+    shown = [[(name, image) for name, image in query.items() if name != MODALITIES[TEXT]] for query in queries]
+    left, many = max(1, *map(len, shown)), max(map(len, found), default=0)
     cell = WIDTH / (left + many + _GAP)
-    ratio = max((x.shape[2] / x.shape[3] for x in (queries, found) if x.size), default=1)
+    every = [image for images in (*(query.values() for query in queries), *found) for image in images]
+    ratio = max((image.shape[0] / image.shape[1] for image in every), default=1)
     tall, wide = (cell - 0.06) * min(ratio, _TALLEST), cell - 0.06
     said = [_lines(words) for words in text]
     words = [0.2 + 0.13 * len(lines) for lines in said]
@@ -66,15 +63,15 @@ def ranked(
             page.text(0.11, top + 0.19 + 0.13 * k, line, 7.5, QUIET, style="italic")
         top += words[row]
         # Images of the query are aligned to the right, next to the results.
-        asking = np.flatnonzero(shown[row]).tolist()
-        cells = [(left - len(asking) + k, queries[row, m], MODALITIES[m], None) for k, m in enumerate(asking)]
-        cells += [(left + _GAP + k, found[row, k], str(k + 1), bool(hit)) for k, hit in enumerate(right[row])]
+        cells = [(left - len(shown[row]) + k, image, name, None) for k, (name, image) in enumerate(shown[row])]
+        hits = zip(found[row], right[row], strict=True)
+        cells += [(left + _GAP + k, image, str(k + 1), bool(hit)) for k, (image, hit) in enumerate(hits)]
         for place, image, name, hit in cells:
             box = page.image(image, place * cell + (cell - wide) / 2, top, wide, tall)
             if hit is not None:
                 _frame(page, *box, hit)
             page.text((place + 0.5) * cell, top + tall + 0.03, name, 8, QUIET, ha="center")
-        if not asking:
+        if not shown[row]:
             page.text(left * cell / 2, top + tall / 2, "text\nonly", 7, QUIET, ha="center", va="center")
         top += tall + below
     return page.figure

@@ -6,7 +6,7 @@ arXiv 2407.01332; and the two methods that the paper compares it with, feature M
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Literal
 from trainkit import rng
 from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.errors import UserError
-from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Scores, Source, Split, StepContext
+from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Source, Split, StepContext
 from trainkit.losses.margin_specs import AdaFace, ArcFace, Margin
-from trainkit.metrics import measured
-from trainkit.metrics import score as metrics
 from trainkit.models.network_specs import Net, embedding_of, refuse_weights
 from trainkit.tasks.embed import batch_accuracy, embed_both_views, embedding_quality, pixels_baseline
+from trainkit.tasks.protocol_scores import ScoredByProtocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -60,7 +59,7 @@ class GeometryMargin:
 
 
 @dataclass(kw_only=True)
-class AdaDistill:
+class AdaDistill(ScoredByProtocol):
     """Distil a face teacher into a smaller student (Boutros et al., ECCV 2024, arXiv 2407.01332)."""
 
     student: Net
@@ -196,13 +195,10 @@ class AdaDistill:
         """Embedding of each image summed with that of its mirror image, and the mean norm of the two."""
         return embed_both_views(net, batch["image"])
 
-    def measures(self, split: Split) -> Collection[str] | None:
-        """Names of the metrics of a split."""
-        return measured.names(split.protocol, ("embedding", "norm"), split.name)
-
-    def score(self, rows: Rows, split: Split) -> Scores:
-        """Metrics of the split's protocol: pairs, templates or identification."""
-        return metrics.score(rows, split.protocol, split.name)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of `predict`."""
+        return ("embedding", "norm")
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """Raw pixels as an embedding."""

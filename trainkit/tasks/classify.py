@@ -6,7 +6,7 @@ al., ICCV 2019, arXiv 1905.04899); label smoothing (Szegedy et al., CVPR 2016, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -25,15 +25,14 @@ from trainkit.interfaces import (
     Loss,
     Networks,
     Rows,
-    Scores,
     Source,
     Split,
     StepContext,
 )
 from trainkit.losses.class_weights import class_weights
-from trainkit.metrics import baselines, measured
-from trainkit.metrics import score as metrics
+from trainkit.metrics import baselines
 from trainkit.models.network_specs import Network
+from trainkit.tasks.protocol_scores import ScoredByProtocol
 from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Mix:
 
 
 @dataclass(kw_only=True)
-class Classify:
+class Classify(ScoredByProtocol):
     """Image classification: train a network of timm on class labels."""
 
     net: Network
@@ -179,13 +178,10 @@ class Classify:
             logits, embedding = net(batch["image"], with_embedding=True)
         return {"logits": logits, "embedding": embedding.flatten(1)}
 
-    def measures(self, split: Split) -> Collection[str] | None:
-        """Names of the metrics of a split."""
-        return measured.names(split.protocol, ("logits", "embedding"), split.name)
-
-    def score(self, rows: Rows, split: Split) -> Scores:
-        """Metrics of the split's protocol."""
-        return metrics.score(rows, split.protocol, split.name, split)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of `predict`."""
+        return ("logits", "embedding")
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """Majority class and 1-NN; for retrieval, raw pixels as an embedding."""

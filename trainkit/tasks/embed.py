@@ -6,7 +6,7 @@ al., CVPR 2022), or a plain classifier over the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,16 +21,15 @@ from trainkit.interfaces import (
     Loss,
     Networks,
     Rows,
-    Scores,
     Source,
     Split,
     StepContext,
 )
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin_specs import AdaFace, ArcFace, MarginOrNone
-from trainkit.metrics import baselines, measured
-from trainkit.metrics import score as metrics
+from trainkit.metrics import baselines
 from trainkit.models.network_specs import Net, TimmSpec, embedding_of, weights_of
+from trainkit.tasks.protocol_scores import ScoredByProtocol
 from trainkit.tensors import torch
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Embed:
+class Embed(ScoredByProtocol):
     """Train embeddings from class labels, so that images of one class lie close together."""
 
     net: Net
@@ -110,13 +109,10 @@ class Embed:
             embedding, logits = embedding + mirrored, (logits + class_logits(scores, self.margin)) / 2
         return {"embedding": embedding.float(), "norm": embedding.float().norm(dim=1), "logits": logits}
 
-    def measures(self, split: Split) -> Collection[str] | None:
-        """Names of the metrics of a split."""
-        return measured.names(split.protocol, ("embedding", "norm", *(["logits"] if self.classify else [])), split.name)
-
-    def score(self, rows: Rows, split: Split) -> Scores:
-        """Metrics of the split's protocol: pairs, templates, identification, classes, separation, retrieval."""
-        return metrics.score(rows, split.protocol, split.name, split)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of `predict`."""
+        return ("embedding", "norm", "logits") if self.classify else ("embedding", "norm")
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """For classes the majority class and 1-NN, otherwise raw pixels as an embedding."""

@@ -6,7 +6,7 @@ re-identification (Luo et al., CVPR Workshops 2019, arXiv 1903.07071) for one. T
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -32,10 +32,10 @@ from trainkit.interfaces import (
 )
 from trainkit.losses import retrieval
 from trainkit.losses.retrieval import Contrast, Identity, Matching, Triplet
-from trainkit.metrics import measured
 from trainkit.metrics.reid import score_search
 from trainkit.models.network_specs import ReidSpec, required_weights
 from trainkit.tasks.embed import batch_accuracy
+from trainkit.tasks.protocol_scores import ScoredByProtocol
 from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Reid:
+class Reid(ScoredByProtocol):
     """Cross-modal person re-identification: train features of single records and of fused queries on identity
     labels."""
 
@@ -105,10 +105,7 @@ class Reid:
         self._several = sum(len(some) > 1 for some in kinds)
         self._net: ReidNet | Pixels | None = None
         net = reid.build(self.net, meta, found)
-        notes, together = (
-            (*net.about, *self._left(net), self._note()),
-            "its losses compare the records of a micro-batch",
-        )
+        notes, together = (*net.about, *self._left(net)), "its losses compare the records of a micro-batch"
         return Networks(net, frozen={"pixels": reid.Pixels()}, notes=notes, indivisible=together, in_parts=True)
 
     def _left(self, net: ReidNet) -> list[str]:
@@ -125,12 +122,6 @@ class Reid:
             part.requires_grad_(False)
         some = ", ".join(f"{name} ({count:,})" for name, count in counts.items() if count)
         return [f"not trained, because no loss depends on them: {some} parameters"] if some else []
-
-    def _note(self) -> str:
-        """Describe the losses in a sentence."""
-        said = " + ".join(f"{block.weight:g} {name}" for name, block in self._terms().items())
-        among = "records of all processes" if self.gather == "all" else "records of the same process"
-        return f"loss: {said}; compared: {among}"
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Weighted sum of the losses, each a mean over its comparisons, times the number of records.
@@ -246,10 +237,6 @@ class Reid:
         _refuse_sharded(net)
         self._net = cast("ReidNet | Pixels", net)  # the two that `build` makes, or the EMA of the first
         return {"feature": self._net.encode(*_inputs(batch))}
-
-    def measures(self, split: Split) -> Collection[str] | None:
-        """Names of the metrics of a split."""
-        return measured.names(split.protocol, (), split.name)
 
     def score(self, rows: Rows, split: Split) -> Scores:
         """Metrics of the search; the network of the last `predict` fuses the records of each query."""

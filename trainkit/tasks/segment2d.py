@@ -6,7 +6,7 @@ the cross-entropy at the sampled points.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,17 +23,16 @@ from trainkit.interfaces import (
     Loss,
     Networks,
     Rows,
-    Scores,
     Source,
     Split,
     StepContext,
 )
 from trainkit.losses.segmentation_2d import PixelLoss, label_weights, ratio_of_sums
 from trainkit.losses.segmentation_3d import nearest
-from trainkit.metrics import baselines, boundary_f_score, measured
-from trainkit.metrics import score as metrics
+from trainkit.metrics import baselines, boundary_f_score
 from trainkit.metrics import segmentation_2d as scenes
 from trainkit.models.segmentation_specs import Norm, PointSpec, SceneNetSpec, source_of
+from trainkit.tasks.protocol_scores import ScoredByProtocol
 from trainkit.tensors import F, torch
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Segment2d:
+class Segment2d(ScoredByProtocol):
     """Semantic segmentation of images: train on crops, evaluate on whole images."""
 
     net: SceneNetSpec
@@ -183,13 +182,10 @@ class Segment2d:
             size=size,
         )
 
-    def measures(self, split: Split) -> Collection[str] | None:
-        """Names of the metrics of a split."""
-        return measured.names(split.protocol, ("edge_actual",) if self.boundary is not None else (), split.name)
-
-    def score(self, rows: Rows, split: Split) -> Scores:
-        """Metrics of the split's protocol."""
-        return metrics.score(rows, split.protocol, split.name, split)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The column of `predict` with which there is a boundary F-score."""
+        return () if self.boundary is None else ("edge_actual",)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """The most frequent class of all pixels, and of each position."""

@@ -6,7 +6,7 @@ Whole volumes are evaluated on the grid of their files, organ by organ, with dis
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,17 +24,16 @@ from trainkit.interfaces import (
     Loss,
     Networks,
     Rows,
-    Scores,
     Source,
     Split,
     StepContext,
 )
 from trainkit.losses import segmentation_3d as losses
 from trainkit.losses.segmentation_3d import SegmentationLoss
-from trainkit.metrics import baselines, measured, surface_distance
-from trainkit.metrics import score as metrics
+from trainkit.metrics import baselines, surface_distance
 from trainkit.metrics import segmentation_3d as segmentation
 from trainkit.models.segmentation_specs import VolumeNet, WindowWeight, source_of
+from trainkit.tasks.protocol_scores import ScoredByProtocol
 from trainkit.tensors import torch
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Window:
 
 
 @dataclass(kw_only=True)
-class Segment3d:
+class Segment3d(ScoredByProtocol):
     """Segmentation of volumes: train on patches, evaluate whole volumes with sliding windows."""
 
     net: VolumeNet
@@ -171,14 +170,6 @@ class Segment3d:
                 mirrors=mirrors,
             )
             return preprocess.to_original(probabilities, tuple(shape))
-
-    def measures(self, split: Split) -> Collection[str] | None:
-        """Names of the metrics of a split."""
-        return measured.names(split.protocol, (), split.name)
-
-    def score(self, rows: Rows, split: Split) -> Scores:
-        """Metrics of the split's protocol."""
-        return metrics.score(rows, split.protocol, split.name, split)
 
     def baselines(self, split: Split, train: Split | None) -> list[Baseline]:
         """The mean label map of the training volumes; no baseline for patches."""
