@@ -103,7 +103,7 @@ def by_another_seed(data: Any, recipe: Any) -> bool:
     The digest of a recipe covers `split_seed` then alone: with the seed of the training, which drew it before there was
     that key, it is the same experiment.
     """
-    parts = (data.hold_out, getattr(data, "hold_out_test", None))
+    parts = (data.hold_out, vars(data).get("hold_out_test"))
     return any(isinstance(part, float) for part in parts) and data.split_seed != recipe.seed
 
 

@@ -314,7 +314,7 @@ def _taken(images: Mapping[str, Tensor], text: Tensor | None, rows: slice) -> tu
 
 @torch.no_grad()
 def _pooled(backbone: Any, picture: Tensor) -> Tensor:
-    """What the backbone's own pooling gives for images, in evaluation."""
+    """Return what the backbone's own pooling gives for images, in evaluation."""
     was = backbone.training
     backbone.eval()
     pooled = backbone.forward_head(backbone.forward_features(picture), pre_logits=True)
