@@ -125,20 +125,16 @@ class Search:
     person: np.ndarray
     """int64 (records,), identity of each row of the split; -1 for a distractor, which matches no query."""
     place: np.ndarray
-    """int64 (records,), place (camera) of each row; `hides` decides which records of its own place a query ignores. -1:
-    unknown, hides nothing."""
-    galleries: tuple[np.ndarray, ...]
-    """int64 rows of each trial's gallery; metrics are means over the trials."""
+    """int64 (records,), place (camera) of each row; a query ignores records of its person from its own place. -1:
+    unknown, nothing is ignored."""
+    gallery: np.ndarray
+    """int64 (gallery,), rows of the split."""
     queries: Mapping[str, np.ndarray]
     """Name of each list to int64 (queries, 5): the row per modality of `interfaces.MODALITIES`, -1 for none."""
     ids: tuple[str, ...]
     """Name of each record in its source."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Lists whose metrics are averaged: `modal_1` for those of one modality. The main metrics are means over groups."""
-    by_person: bool = False
-    """Count persons instead of gallery records in CMC, as in SYSU-MM01's protocol."""
-    hides: Literal["person", "place"] = "person"
-    """Records of its own place that a query ignores: those of its person, or (SYSU-MM01's protocol) of any person."""
     kind: Literal["scores", "ranked", "reranked"] = "scores"
     """Metrics only; with images of ranked lists; or metrics after k-reciprocal re-ranking."""
     strict: bool = False
@@ -148,13 +144,12 @@ class Search:
 
     def __post_init__(self):
         _one_length(self, "person", "place")
+        _one_length(self, "gallery")
         if len(self.ids) != len(self.person):
             raise ValueError(f"Search: {len(self.ids)} ids for {len(self.person)} records")
         unknown = {name for names in self.groups.values() for name in names} - set(self.queries)
-        if unknown or not self.galleries or not self.queries:
-            raise ValueError(
-                f"Search: groups with unknown lists: {unknown or 'none'}; expected one or more queries and galleries"
-            )
+        if unknown or not self.queries:
+            raise ValueError(f"Search: groups with unknown lists: {unknown or 'none'}; expected one or more queries")
 
     def __len__(self) -> int:
         return len(self.person)

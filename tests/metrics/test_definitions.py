@@ -92,7 +92,7 @@ def search(**more: Any) -> Any:
     query[:, 1] = [*range(10), SIZE - 1]
     groups = {"modal_1": ("nir",)}
     ids = tuple(map(str, range(SIZE)))
-    gallery = (np.arange(10, SIZE - 1),)
+    gallery = np.arange(10, SIZE - 1)
     return Search(person, np.full(SIZE, -1), gallery, {"nir": query}, ids, groups, **more), {"feature": EMBEDDING}
 
 
@@ -128,7 +128,6 @@ SAMPLES = {
         {"embedding": EMBEDDING},
     ),
     "search": search,
-    "search by person": lambda: search(by_person=True),
     "ranked": lambda: search(kind="ranked"),
     "whole volumes": lambda: volumes("whole"),
     "patches": lambda: volumes("patches"),

@@ -1,7 +1,6 @@
 """Scores of searches against rankings written out in plain loops."""
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ def mean(features, present):
     return features.sum(1) / present.sum(1, keepdim=True)
 
 
-def drawn(seed, count=160, persons=9, size=5, pool=None, skill=1.0, trials=1, **settings):
+def drawn(seed, count=160, persons=9, size=5, pool=None, skill=1.0, **settings):
     """A set of records of five modalities; with `pool` only so many different features, so that many are equally near.
 
     Some persons have nothing in the gallery, some gallery records show nobody, some places are not known.
@@ -34,8 +33,7 @@ def drawn(seed, count=160, persons=9, size=5, pool=None, skill=1.0, trials=1, **
     if pool:
         features = features[rng.integers(0, pool, count)] * 2.0 ** rng.integers(-2, 3, (count, 1))
     person[(modality == 0) & (person == 0)] = -1
-    colour = np.flatnonzero(modality == 0)
-    galleries = tuple(colour[rng.random(len(colour)) < 0.7] for _ in range(trials)) if trials > 1 else (colour,)
+    gallery = np.flatnonzero(modality == 0)
     queries = {}
     for name, kinds in LISTS.items():
         rows = []
@@ -49,7 +47,7 @@ def drawn(seed, count=160, persons=9, size=5, pool=None, skill=1.0, trials=1, **
         if rows:
             queries[name] = np.array(rows)
     ids = tuple(f"p{person[row]}/{row}.jpg" for row in range(count))
-    protocol = Search(person=person, place=rng.integers(-1, 3, count), galleries=galleries, queries=queries, ids=ids)
+    protocol = Search(person=person, place=rng.integers(-1, 3, count), gallery=gallery, queries=queries, ids=ids)
     return features.astype(np.float32), replaced(protocol, **settings)
 
 
@@ -59,60 +57,45 @@ def replaced(protocol, **changes):
     return replace(protocol, **changes)
 
 
-def rankings(features, protocol, name, gallery):
-    """Each query's (person, [(row, right)] from the nearest) without what is hidden, wrong before right."""
+def rankings(features, protocol, name):
+    """Of each query, which records are right, from the nearest, without what is ignored, wrong before right."""
     for query in protocol.queries[name].tolist():
         used = [row for row in query if row >= 0]
         asks = np.mean([features[row].astype(np.float64) for row in used], axis=0)
         person, places = protocol.person[used[0]], {int(protocol.place[row]) for row in used} - {-1}
         line = []
-        for row in gallery.tolist():
+        for row in protocol.gallery.tolist():
             right = person >= 0 and protocol.person[row] == person
-            if row in used or ((right or protocol.hides == "place") and int(protocol.place[row]) in places):
+            if row in used or (right and int(protocol.place[row]) in places):
                 continue
             known = features[row].astype(np.float64)
             cosine = sum(a * b for a, b in zip(asks, known, strict=True)) / math.hypot(*asks) / math.hypot(*known)
             line.append((-round(cosine, 6), right, row))
-        yield person, [(row, bool(right)) for _, right, row in sorted(line)]
+        yield [bool(right) for _, right, _ in sorted(line)]
 
 
-def scored(protocol, ranked):
-    """AP, inverse negative penalty and the place that CMC counts, of one ranking; None without a match."""
-    _, line = ranked
-    right = [hit for _, hit in line]
+def scored(right):
+    """AP, inverse negative penalty and the place of the first right one, of one ranking; None without a match."""
     if not any(right):
         return None
     places = [i for i, hit in enumerate(right, start=1) if hit]
     ap = sum(sum(right[:i]) / i for i in places) / len(places)
-    met, first = set(), 0
-    for row, hit in line:
-        who = protocol.person[row]
-        met.add(who if who >= 0 else ("nobody", row))
-        if hit:
-            first = len(met)
-            break
-    return ap, len(places) / places[-1], first if protocol.by_person else places[0]
+    return ap, len(places) / places[-1], places[0]
 
 
 def plain(features, protocol):
     """All metrics, written out."""
-    lists, unmatched = {}, 0.0
+    lists, unmatched = {}, 0
     for name in protocol.queries:
-        trials = []
-        for gallery in protocol.galleries:
-            every = [scored(protocol, ranked) for ranked in rankings(features, protocol, name, gallery)]
-            unmatched += every.count(None) / len(protocol.galleries)
-            every = [one for one in every if one]
-            if every:
-                trials.append(
-                    {
-                        "map": np.mean([ap for ap, _, _ in every]),
-                        "minp": np.mean([inp for _, inp, _ in every]),
-                        **{f"rank_{k}": np.mean([place <= k for _, _, place in every]) for k in (1, 5, 10)},
-                    }
-                )
-        if trials:
-            lists[name] = {key: np.mean([one[key] for one in trials]) for key in trials[0]}
+        every = [scored(right) for right in rankings(features, protocol, name)]
+        unmatched += every.count(None)
+        every = [one for one in every if one]
+        if every:
+            lists[name] = {
+                "map": np.mean([ap for ap, _, _ in every]),
+                "minp": np.mean([inp for _, inp, _ in every]),
+                **{f"rank_{k}": np.mean([place <= k for _, _, place in every]) for k in (1, 5, 10)},
+            }
     groups = {
         group: {key: np.mean([lists[name][key] for name in names]) for key in lists[names[0]]}
         for group, names in protocol.groups.items()
@@ -131,13 +114,10 @@ def plain(features, protocol):
     [
         (0, {}),
         (1, {"pool": 12}),
-        (2, {"pool": 4, "by_person": True}),
-        (3, {"trials": 3, "by_person": True}),
+        (2, {"pool": 4}),
         (4, {"persons": 40}),
         (5, {"groups": {"modal_1": ("nir", "text"), "modal_2": ("nir_text",)}}),
         (6, {"persons": 2, "pool": 30}),
-        (7, {"hides": "place"}),
-        (8, {"hides": "place", "by_person": True, "trials": 2, "pool": 12}),
     ],
 )
 def test_scores_equal_rankings_written_out_in_loops(seed, options):
@@ -151,14 +131,10 @@ def test_scores_equal_rankings_written_out_in_loops(seed, options):
     count=st.integers(40, 70),
     persons=st.integers(1, 12),
     pool=st.sampled_from([None, 1, 3, 20]),
-    trials=st.integers(1, 2),
-    by_person=st.booleans(),
-    hides=st.sampled_from(["person", "place"]),
 )
-def test_scores_of_any_set_equal_rankings_written_out(seed, count, persons, pool, trials, by_person, hides):
-    features, protocol = drawn(seed, count, persons, 3, pool, trials=trials, by_person=by_person, hides=hides)
-    if not any(scored(protocol, r) for n in protocol.queries for g in protocol.galleries
-               for r in rankings(features, protocol, n, g)):  # fmt: skip
+def test_scores_of_any_set_equal_rankings_written_out(seed, count, persons, pool):
+    features, protocol = drawn(seed, count, persons, 3, pool)
+    if not any(any(right) for name in protocol.queries for right in rankings(features, protocol, name)):
         with pytest.raises(UserError, match="has a match"):
             score_search(features, protocol, mean)
         return
@@ -172,7 +148,7 @@ def test_average_precision_is_that_of_scikit_learn():
 
     features, protocol = drawn(7)
     protocol = replaced(protocol, place=np.full(len(protocol), -1), queries={"nir": protocol.queries["nir"]})
-    gallery = protocol.galleries[0]
+    gallery = protocol.gallery
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     rows = score_search(features, protocol, mean).rows
     for k, query in enumerate(protocol.queries["nir"][:, 1].tolist()):
@@ -188,7 +164,7 @@ def by_hand(**changes):
     features = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     query = np.array([[-1, 0, -1, -1, -1]])
     who = {"person": np.array([0, 1, 0, 0, 0, -1, 0]), "place": np.array([3, 3, 1, 3, -1, 3, 2])}
-    made = Search(**who, galleries=(np.arange(1, 7),), queries={"nir": query}, ids=tuple("abcdefg"))
+    made = Search(**who, gallery=np.arange(1, 7), queries={"nir": query}, ids=tuple("abcdefg"))
     return features, replaced(made, **changes)
 
 
@@ -200,22 +176,6 @@ def test_an_example_worked_by_hand():
     assert scores.metrics["minp"] == pytest.approx(3 / 5)
     assert scores.metrics["rank_1"] == 0 and scores.metrics["rank_5"] == 1 and "rank_10" not in scores.metrics
     assert scores.rows["relevant"].tolist() == [3] and scores.rows["rank"].tolist() == [2]
-
-
-def test_persons_are_counted_once_where_the_protocol_says_so():
-    # Person 1 five times before the first right one: place 6 among records, 2 among persons. Nobody is never the same.
-    angle = np.radians([0, *range(1, 9)])
-    features = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    person = np.array([0, 1, 1, 1, 1, 1, 0, 2, 3])
-    query = np.array([[-1, 0, -1, -1, -1]])
-    protocol = Search(person, np.full(9, -1), (np.arange(1, 9),), {"nir": query}, tuple("abcdefghi"))
-    assert score_search(features, protocol, mean).metrics["rank_5"] == 0
-    some = replaced(protocol, by_person=True)
-    scores = score_search(features, some, mean)
-    assert scores.metrics["rank_1"] == 0 and "rank_5" not in scores.metrics  # four persons: none can be missed
-    assert scores.metrics["map"] == pytest.approx(1 / 6)
-    nobody = replaced(some, person=np.where(person == 1, -1, person))
-    assert score_search(features, nobody, mean).metrics["rank_5"] == 0
 
 
 def test_a_network_that_answers_the_same_to_all_finds_nothing():
@@ -231,14 +191,14 @@ def test_a_record_does_not_find_itself():
     features, person = rng.normal(size=(6, 4)), np.array([0, 0, 1, 1, 2, 3])
     query = np.full((6, 5), -1)
     query[:, 0] = np.arange(6)
-    protocol = Search(person, np.full(6, -1), (np.arange(6),), {"rgb": query}, tuple("abcdef"))
+    protocol = Search(person, np.full(6, -1), np.arange(6), {"rgb": query}, tuple("abcdef"))
     scores = score_search(features, protocol, mean)
     assert scores.metrics["unmatched"] == 2 and scores.rows["relevant"].tolist() == [1, 1, 1, 1, 0, 0]
     assert scores.tables["queries"]["unmatched"] == [2]
 
 
 def test_no_score_depends_on_blocks_threads_or_order(monkeypatch):
-    features, protocol = drawn(9, count=120, persons=15, size=64, pool=60, trials=2, by_person=True)
+    features, protocol = drawn(9, count=120, persons=15, size=64, pool=60)
     whole = score_search(features, protocol, mean)
     assert score_search(torch.tensor(features), protocol, mean).metrics == whole.metrics
     threads = torch.get_num_threads()
@@ -257,7 +217,7 @@ def test_no_score_depends_on_blocks_threads_or_order(monkeypatch):
         protocol,
         person=protocol.person[turn],
         place=protocol.place[turn],
-        galleries=tuple(back[rows][::-1] for rows in protocol.galleries),
+        gallery=back[protocol.gallery][::-1],
         queries={name: np.where(rows >= 0, back[rows], -1) for name, rows in protocol.queries.items()},
     )
     assert score_search(features[turn], turned, mean).metrics == whole.metrics
@@ -299,23 +259,6 @@ def test_scores_held_at_once_do_not_grow_with_the_set(monkeypatch):
         assert 0 < Watched.most <= 16 * 64
 
 
-def test_parts_of_a_gallery_cover_it_and_part_no_person(monkeypatch):
-    monkeypatch.setattr(ranking, "GALLERY_AT_ONCE", 10)
-    rng = np.random.default_rng(0)
-    person = np.concatenate([np.full(35, -1), np.full(31, 4), rng.integers(0, 20, 90)])
-    protocol = Search(person, np.full(len(person), -1), (np.arange(len(person)),), {"rgb": np.zeros((0, 5))},
-                      tuple(map(str, person)))  # fmt: skip
-    gallery = ranking.Gallery.make(protocol.galleries[0], np.zeros((len(person), 1), np.int32), protocol)
-    parts = list(gallery.parts())
-    assert parts[0].start == 0 and parts[-1].stop == len(person)
-    assert all(a.stop == b.start for a, b in pairwise(parts))
-    for part in parts:
-        who = gallery.person[part]
-        assert part.stop - part.start <= 10 or len(set(who.tolist())) == 1
-        if part.start and who[0] >= 0:
-            assert gallery.person[part.start - 1] != who[0]
-
-
 def test_queries_go_through_finish_with_what_is_there_and_nothing_else():
     features, protocol = drawn(2)
     features = torch.tensor(features)
@@ -327,15 +270,15 @@ def test_queries_go_through_finish_with_what_is_there_and_nothing_else():
 
     score_search(features, protocol, finish)
     taken, present = seen[0]
-    assert present.tolist() == [[True, False, False, False, False]] * len(protocol.galleries[0])
-    assert torch.equal(taken[:, 0], features[np.unique(protocol.galleries[0])]) and not taken[:, 1:].any()
+    assert present.tolist() == [[True, False, False, False, False]] * len(protocol.gallery)
+    assert torch.equal(taken[:, 0], features[protocol.gallery]) and not taken[:, 1:].any()
     for (taken, present), rows in zip(seen[1:], protocol.queries.values(), strict=True):
         assert present.tolist() == (rows >= 0).tolist() and not taken[~present].any()
         assert torch.equal(taken[present], features[rows[rows >= 0]])
 
 
 def test_tables_and_rows_agree_with_the_metrics():
-    features, protocol = drawn(11, trials=2)
+    features, protocol = drawn(11)
     scores = score_search(features, protocol, mean)
     table, rows = scores.tables["queries"], scores.rows
     assert table["list"] == list(protocol.queries)
@@ -344,14 +287,11 @@ def test_tables_and_rows_agree_with_the_metrics():
         assert (
             table["map"][k] == scores.metrics[f"{name}.map"] and table["rank_1"][k] == scores.metrics[f"{name}.rank_1"]
         )
-        mine = [[ap for ap, of, t, n in zip(rows["ap"], rows["list"], rows["trial"], rows["relevant"], strict=True)
-                 if of == name and t == trial and n] for trial in (0, 1)]  # fmt: skip
-        assert np.mean([np.mean(one) for one in mine]) == pytest.approx(table["map"][k])
-        inps = [[inp for inp, of, t, n in zip(rows["inp"], rows["list"], rows["trial"], rows["relevant"], strict=True)
-                 if of == name and t == trial and n] for trial in (0, 1)]  # fmt: skip
-        assert np.mean([np.mean(one) for one in inps]) == pytest.approx(table["minp"][k])
+        asked = (np.array(rows["list"]) == name) & (rows["relevant"] > 0)
+        assert rows["ap"][asked].mean() == pytest.approx(table["map"][k])
+        assert rows["inp"][asked].mean() == pytest.approx(table["minp"][k])
     assert len({len(column) for column in rows.values()}) == 1
-    assert len(rows["list"]) == 2 * sum(table["queries"])
+    assert len(rows["list"]) == sum(table["queries"])
 
 
 def test_a_list_without_a_match_has_a_line_and_no_score():
@@ -361,7 +301,7 @@ def test_a_list_without_a_match_has_a_line_and_no_score():
     groups = {"modal_1": ("nir", "cp"), "modal_2": ("nir_text",), "other": ("cp",)}
     person, place = np.append(protocol.person, 77), np.append(protocol.place, -1)
     asks = protocol.queries | {"cp": query}
-    made = Search(person, place, protocol.galleries, asks, (*protocol.ids, "x"), groups)
+    made = Search(person, place, protocol.gallery, asks, (*protocol.ids, "x"), groups)
     scores = score_search(features, made, mean)
     assert "cp.map" not in scores.metrics and "other.map" not in scores.metrics
     assert scores.metrics["modal_1.map"] == scores.metrics["nir.map"]
@@ -372,7 +312,7 @@ def test_searches_that_cannot_be_scored_are_refused():
     features, protocol = drawn(0)
     with pytest.raises(ValueError, match="159 features for 160 records"):
         score_search(features[:-1], protocol, mean)
-    nobody = replaced(protocol, person=np.where(np.isin(np.arange(160), protocol.galleries[0]), -1, protocol.person))
+    nobody = replaced(protocol, person=np.where(np.isin(np.arange(160), protocol.gallery), -1, protocol.person))
     asks = {"nir": protocol.queries["nir"]}
     with pytest.raises(UserError, match=r"^val: none of \d+ queries has a match in the gallery"):
         score_search(features, replaced(nobody, queries=asks), mean, "val")
@@ -420,8 +360,7 @@ def test_bound_of_chance_is_that_of_as_many_guesses_as_persons():
     persons = len(set(scores.rows["person"][asked].tolist()))
     odds = []
     for name in protocol.queries:
-        for _, line in rankings(features, protocol, name, protocol.galleries[0]):
-            odds += [sum(hit for _, hit in line) / len(line)] if any(hit for _, hit in line) else []
+        odds += [sum(right) / len(right) for right in rankings(features, protocol, name) if any(right)]
     assert scores.chance["rank_1"] == pytest.approx(binom.ppf(0.999, persons, np.mean(odds)) / persons)
 
 

@@ -377,8 +377,7 @@ def test_retrieval_draws_classes_where_there_are_many(tmp_path):
         assert kind.resampled(rows, often[None].astype(float))["map_at_r"][0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("by_person", [False, True])
-def test_searches_are_means_over_groups_of_lists_of_trials(by_person, tmp_path):
+def test_searches_are_means_over_groups_of_lists(tmp_path):
     rng = np.random.default_rng(8)
     person = np.repeat(np.arange(12), 6)
     features = torch.tensor(rng.normal(size=(72, 5)) + rng.normal(size=(12, 5))[person])
@@ -389,10 +388,8 @@ def test_searches_are_means_over_groups_of_lists_of_trials(by_person, tmp_path):
         asked[:, 1] = others[k::3]
         queries[name] = asked
     groups = {"modal_1": ("nir", "text"), "modal_2": ("nir_text",)}
-    galleries = (colour, colour[rng.random(36) < 0.6])
-    protocol = Search(
-        person, np.full(72, -1), galleries, queries, tuple(map(str, range(72))), groups=groups, by_person=by_person
-    )
+    gallery = colour[rng.random(36) < 0.6]
+    protocol = Search(person, np.full(72, -1), gallery, queries, tuple(map(str, range(72))), groups=groups)
     scores = score_search(features, protocol, lambda x, there: x.sum(1))
     rows = kept(scores, tmp_path)
     kind = check(rows, "reid", scores.metrics, set(scores.metrics) - {"unmatched"})
@@ -402,18 +399,9 @@ def test_searches_are_means_over_groups_of_lists_of_trials(by_person, tmp_path):
     got = kind.resampled(rows, often[None].astype(float))
     of_list = {}
     for name in queries:
-        trials = []
-        for t in (0, 1):
-            own = [
-                v
-                for v, n, r, title, trial in zip(
-                    rows["ap"], often, rows["relevant"], rows["list"], rows["trial"], strict=True
-                )
-                for _ in range(n)
-                if r and title == name and trial == t
-            ]
-            trials.append(sum(own) / len(own))
-        of_list[name] = sum(trials) / 2
+        lines = zip(rows["ap"], often, rows["relevant"], rows["list"], strict=True)
+        own = [ap for ap, n, relevant, title in lines for _ in range(n) if relevant and title == name]
+        of_list[name] = sum(own) / len(own)
     assert got["nir.map"][0] == pytest.approx(of_list["nir"])
     expected = ((of_list["nir"] + of_list["text"]) / 2 + of_list["nir_text"]) / 2
     assert got["map"][0] == pytest.approx(expected)

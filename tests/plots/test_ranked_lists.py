@@ -32,7 +32,7 @@ def people():
     both[:, 1], both[:, 4] = rows[1], rows[4]
     nir, text = (np.where(np.arange(5) == m, both, -1) for m in (1, 4))
     lists = {"nir": nir, "text": text, "nir_text": both}
-    return Search(person, np.full(len(person), -1), (rows[0],), lists, tuple(map(str, person)), kind="ranked"), kinds
+    return Search(person, np.full(len(person), -1), rows[0], lists, tuple(map(str, person)), kind="ranked"), kinds
 
 
 class Split:

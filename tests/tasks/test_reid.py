@@ -446,7 +446,7 @@ def held(shown, kind="scores"):
     label = shown["label"].numpy()
     gallery = np.flatnonzero(shown["modality"].numpy() == 0)
     ids = tuple(str(i) for i in range(len(label)))
-    protocol = Search(label, np.full(len(label), -1), (gallery,), lists, ids, kind=kind)
+    protocol = Search(label, np.full(len(label), -1), gallery, lists, ids, kind=kind)
     return SimpleNamespace(name="val", protocol=protocol, size=len(label))
 
 
@@ -464,10 +464,10 @@ def test_queries_are_fused_and_scored_as_in_evaluation_though_the_network_trains
     net.eval()
     with torch.no_grad():
         out = net({m: shown[f"image.{m}"] for m in MODALITIES[:4]}, shown["text"], shown["queries"])
-    gallery = unit(out["neck"][split.protocol.galleries[0]].numpy())
+    gallery = unit(out["neck"][split.protocol.gallery].numpy())
     label, queries = shown["label"].numpy(), shown["queries"].numpy()
     person = np.array([label[row[row >= 0][0]] for row in queries])
-    found, by_list = label[split.protocol.galleries[0]], {}
+    found, by_list = label[split.protocol.gallery], {}
     for row, query, who in zip(queries, unit(out["fused_neck"].numpy()), person, strict=True):
         order = np.argsort(-(gallery @ query))
         by_list.setdefault(tuple(row >= 0), []).append(found[order[0]] == who)

@@ -209,7 +209,7 @@ xnorm | length | none | Mean norm of the embeddings of images and mirror images 
 SEARCH = _group(
     "Re-identification",
     "Looks each query, one record or several of different modalities, up in a gallery. The metrics are means over "
-    "groups of query lists, and over trials where there are several.",
+    "groups of query lists.",
     """
 map | share | higher | Mean average precision: mean over queries of the mean of the precisions at their right gallery
     records. | MARKET

@@ -68,7 +68,7 @@ KINDS = (
     _kind(identification, "probe rank match_score", "probe label"),
     _kind(classification, "label prediction confidence probability", "label group"),
     _kind(retrieval, "relevant map_at_r rank", "label relevant"),
-    _kind(reid, "list query ap inp", "list trial query person relevant"),
+    _kind(reid, "list query ap inp", "list query person relevant"),
     _kind(segmentation_3d, "patient dice volume_truth_mm3_", "id patient"),
     _kind(segmentation_2d, "intersection predicted actual", "id actual"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -72,30 +71,15 @@ class Gallery:
         rows = rows[order]
         return cls(rows, protocol.person[rows], protocol.place[rows], vectors[order])
 
-    @property
-    def firsts(self) -> np.ndarray:
-        """Where each person begins; every distractor is a person of its own."""
-        return np.flatnonzero(np.diff(self.person, prepend=-2).astype(bool) | (self.person < 0))
-
-    def parts(self) -> Iterator[slice]:
-        """Slices of some `GALLERY_AT_ONCE` records that part no person."""
-        cuts, at = np.append(self.firsts, len(self.rows)), 0
-        while at < len(self.rows):
-            to = int(cuts[max(np.searchsorted(cuts, at + GALLERY_AT_ONCE, "right") - 1, np.searchsorted(cuts, at) + 1)])
-            yield slice(at, to)
-            at = to
-
 
 @dataclass(frozen=True)
 class QueryRanks:
-    """Ranking of one gallery for each query of a list."""
+    """Ranking of the gallery for each query of a list."""
 
     candidates: np.ndarray
     """int64 (Q,), number of records that are right or wrong."""
     places: list[np.ndarray]
     """Places of the right records of each query, from 1, the farthest first; empty for a query without a match."""
-    person_rank: np.ndarray
-    """int64 (Q,), rank of the person among the persons, each by their nearest record; 0 if nobody counts persons."""
 
     @cached_property
     def relevant(self) -> np.ndarray:
@@ -130,10 +114,8 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
     person = person_of_query(queries, protocol)
     low, high = (np.searchsorted(gallery.person, person, side) for side in ("left", "right"))
     high = np.where(person < 0, low, high)
-    found = QueryRanks(np.zeros(size, np.int64), [np.zeros(0, np.int64)] * size, np.zeros(size, np.int64))
+    found = QueryRanks(np.zeros(size, np.int64), [np.zeros(0, np.int64)] * size)
     order = np.argsort(person, kind="stable")
-    # Then records of all other persons are compared, and none has to be subtracted.
-    everyone = protocol.hides == "person"
     for at in range(0, size, QUERIES_AT_ONCE):
         block = order[at : at + QUERIES_AT_ONCE]
         sought: list[np.ndarray] = []
@@ -147,36 +129,24 @@ def rank_gallery(scored: Similarity, queries: np.ndarray, gallery: Gallery, prot
             found.candidates[run] = len(gallery.rows) - (~right).sum(axis=1)
             for line, which in zip(scores, right, strict=True):
                 sought.append(np.sort(line[which]))
-                own.append(_as_near(line if everyone else line[which], sought[-1]))
+                own.append(_as_near(line, sought[-1]))
         near = [np.zeros(len(s), np.int64) for s in sought]
         asked = [k for k, s in enumerate(sought) if len(s)]
         if not asked:
             continue
-        persons = np.zeros(len(block), np.int64)
-        best = np.array([s[-1] if len(s) else np.inf for s in sought])
-        for part in gallery.parts():
-            scores = scored.scores(block, part)
-            if not everyone:
-                unseen = excluded(queries[block], gallery, part, protocol)
-                scores[unseen] = -np.inf
-                others = gallery.person[part] != person[block][:, None]
-                found.candidates[block] -= (unseen & others).sum(axis=1)
+        for start in range(0, len(gallery.rows), GALLERY_AT_ONCE):
+            scores = scored.scores(block, slice(start, start + GALLERY_AT_ONCE))
             for k in asked:
                 near[k] += _as_near(scores[k], sought[k])
-            if protocol.by_person:
-                starts = gallery.firsts
-                starts = starts[(starts >= part.start) & (starts < part.stop)] - part.start
-                persons += np.logical_or.reduceat(scores >= best[:, None], starts, axis=1).sum(axis=1)
         for k in asked:
             found.places[block[k]] = np.arange(len(sought[k]), 0, -1) + near[k] - own[k]
-            found.person_rank[block[k]] = persons[k]
     return found
 
 
 def excluded(queries: np.ndarray, gallery: Gallery, part: slice, protocol: Search) -> np.ndarray:
     """Find the gallery records excluded for `queries` (q, 5), bool (q, part): their own and those of their place.
 
-    With `hides` `person`, this applies only to records of the query's own person.
+    Records of other persons are compared all the same.
     """
     used = queries >= 0
     place = np.where(used, protocol.place[queries], -1)[:, :, None]
@@ -208,7 +178,7 @@ def top_ranked(
     scores = scored.scores(np.array([number]), whole)[0]
     of = gallery.person == person_of_query(query[None], protocol)[0]
     unseen = excluded(query[None], gallery, whole, protocol)[0]
-    shown = ~(unseen if protocol.hides == "place" else of & unseen)
+    shown = ~(of & unseen)
     scores, right, rows = scores[shown], of[shown], gallery.rows[shown]
     first = np.lexsort((rows, right, -scores))[:count]
     return rows[first], right[first]

@@ -67,19 +67,17 @@ def score_search(
     """Look each query up in the gallery, by the cosine of the vectors that `finish` computes.
 
     `features` is (N, D), one row per record. `finish` maps features (n, 5, D), one per modality, and a mask of those
-    present (n, 5) to (n, D); gallery records are fused with no other. Gallery records of the query's person (with
-    `hides` `place`, of any person) from a place of one of its records are neither right nor wrong, nor are its own
-    records.
+    present (n, 5) to (n, D); gallery records are fused with no other. Gallery records of the query's person from a
+    place of one of its records are neither right nor wrong, nor are its own records.
 
     With R the number of right records: map, mean over queries of 1/R times the sum of the precisions at the right ones,
-    over the whole gallery; rank_k, share of queries with a right one among the k first (counting persons if the
-    protocol does; a k that reaches the gallery is left out); minp, mean of R / rank of the last right one. A wrong
-    record as near as a right one is ranked before it, so a constant network finds nothing. Queries without a match are
-    counted (`unmatched`) and are in no mean.
+    over the whole gallery; rank_k, share of queries with a right one among the k first (a k that reaches the gallery is
+    left out); minp, mean of R / rank of the last right one. A wrong record as near as a right one is ranked before it,
+    so a constant network finds nothing. Queries without a match are counted (`unmatched`) and are in no mean.
 
-    Metrics: LIST.map and LIST.rank_1, means over its queries and over the trials; GROUP.map and so on, means over its
-    lists; and map, rank_1, ..., means over the groups, or over the lists without groups. Kind `ranked` has only the
-    last ones. Raises UserError if no query has a match, or an embedding is not finite.
+    Metrics: LIST.map and LIST.rank_1, means over its queries; GROUP.map and so on, means over its lists; and map,
+    rank_1, ..., means over the groups, or over the lists without groups. Kind `ranked` has only the last ones. Raises
+    UserError if no query has a match, or an embedding is not finite.
     """
     features = torch.from_numpy(features) if isinstance(features, np.ndarray) else features
     if len(features) != len(protocol):
@@ -87,26 +85,25 @@ def score_search(
     plain = as_array(features)
     refuse_nonfinite(np.sqrt(np.einsum("ij,ij->i", plain, plain, dtype=np.float64)), where)
     lists = {name: _checked(name, rows, protocol) for name, rows in protocol.queries.items()}
-    everyone = np.unique(np.concatenate(protocol.galleries))
-    alone = np.full((len(everyone), len(MODALITIES)), -1)
-    alone[:, RGB] = everyone
-    known = to_integers(finished(features, alone, finish, f"{where}, gallery"))
-    galleries = [Gallery.make(rows, known[np.searchsorted(everyone, rows)], protocol) for rows in protocol.galleries]
-    found: dict[str, list[QueryRanks]] = {}
+    alone = np.full((len(protocol.gallery), len(MODALITIES)), -1)
+    alone[:, RGB] = protocol.gallery
+    vectors = to_integers(finished(features, alone, finish, f"{where}, gallery"))
+    gallery = Gallery.make(protocol.gallery, vectors, protocol)
+    found: dict[str, QueryRanks] = {}
     near: dict[str, Similarity] = {}
     for name, rows in lists.items():
         vectors = to_integers(finished(features, rows, finish, f"{where}, {name}"))
-        scored = [_scored(vectors, g.vectors, protocol) for g in galleries]
-        found[name] = [rank_gallery(s, rows, g, protocol) for s, g in zip(scored, galleries, strict=True)]
+        scored = _scored(vectors, gallery.vectors, protocol)
+        found[name] = rank_gallery(scored, rows, gallery, protocol)
         if protocol.kind == "ranked":
-            near[name] = scored[0]
+            near[name] = scored
     scores = _summed(found, lists, protocol, where)
     if protocol.kind == "ranked" and split is not None:
         if not isinstance(split, RecordSplit):
             raise ValueError(f"{where}: ranked lists need a split whose records can be shown")
         worst, even = _worst(found, lists, protocol), _even(found)
         shown = [*worst, *even]
-        first = [top_ranked(near[name], q, lists[name][q], galleries[0], protocol, SHOWN) for name, q in shown]
+        first = [top_ranked(near[name], q, lists[name][q], gallery, protocol, SHOWN) for name, q in shown]
         total = {"worst": len(worst), "total": sum(map(len, lists.values()))}
         scores.pictures["ranked"] = _pictures(shown, first, found, lists, protocol, split) | total
     return scores
@@ -149,26 +146,24 @@ def finished(features: Tensor, rows: np.ndarray, finish: Finish, where: str) -> 
     return out
 
 
-def _worst(
-    found: Mapping[str, list[QueryRanks]], lists: Mapping[str, np.ndarray], protocol: Search
-) -> list[tuple[str, int]]:
+def _worst(found: Mapping[str, QueryRanks], lists: Mapping[str, np.ndarray], protocol: Search) -> list[tuple[str, int]]:
     """Choose the queries with the lowest AP, of different persons: list and number of each."""
-    asked = [(name, q) for name, trials in found.items() for q in np.flatnonzero(trials[0].relevant).tolist()]
+    asked = [(name, q) for name, ranks in found.items() for q in np.flatnonzero(ranks.relevant).tolist()]
     chosen: dict[int, tuple[str, int]] = {}
-    for name, q in sorted(asked, key=lambda at: found[at[0]][0].ap[at[1]]):
+    for name, q in sorted(asked, key=lambda at: found[at[0]].ap[at[1]]):
         chosen.setdefault(int(person_of_query(lists[name][q : q + 1], protocol)[0]), (name, q))
         if len(chosen) == WORST:
             break
     return list(chosen.values())
 
 
-def _even(found: Mapping[str, list[QueryRanks]]) -> list[tuple[str, int]]:
+def _even(found: Mapping[str, QueryRanks]) -> list[tuple[str, int]]:
     """Choose a query with a match from some lists, evenly spread, independent of the embeddings."""
     chosen: list[tuple[str, int]] = []
-    names = [name for name, trials in found.items() if len(trials[0].relevant)]
+    names = [name for name, ranks in found.items() if len(ranks.relevant)]
     for k in range(EVEN):
         name = names[k * len(names) // EVEN]
-        relevant = found[name][0].relevant
+        relevant = found[name].relevant
         drawn = np.argsort(rng.uniform(0, f"ranked {k}", 0, np.arange(len(relevant))), kind="stable")
         left = [(name, q) for q in drawn.tolist() if relevant[q] and (name, q) not in chosen]
         chosen += left[:1]
@@ -178,7 +173,7 @@ def _even(found: Mapping[str, list[QueryRanks]]) -> list[tuple[str, int]]:
 def _pictures(
     shown: Sequence[tuple[str, int]],
     first: Sequence[tuple[np.ndarray, np.ndarray]],
-    found: Mapping[str, list[QueryRanks]],
+    found: Mapping[str, QueryRanks],
     lists: Mapping[str, np.ndarray],
     protocol: Search,
     split: RecordSplit,
@@ -187,7 +182,7 @@ def _pictures(
     asked = [lists[name][q] for name, q in shown]
     rows = np.concatenate([*asked, *(near for near, _ in first)])
     small = {row: _thumbnail(split, row) for row in np.unique(rows[rows >= 0]).tolist()}
-    ranks = {key: [getattr(found[name][0], key)[q] for name, q in shown] for key in ("relevant", "ap", "rank")}
+    ranks = {key: [getattr(found[name], key)[q] for name, q in shown] for key in ("relevant", "ap", "rank")}
     by_modality = [
         {name: row for name, row in zip(MODALITIES, query.tolist(), strict=True) if row >= 0} for query in asked
     ]
@@ -222,21 +217,18 @@ def names(protocol: Search) -> tuple[str, ...]:
 
 
 def _ranks(protocol: Search) -> list[int]:
-    """Return the k of rank_k that do not reach the smallest gallery."""
-    person = (protocol.person[rows] for rows in protocol.galleries)
-    sizes = (len(np.unique(who[who >= 0])) + (who < 0).sum() if protocol.by_person else len(who) for who in person)
-    reach = min(sizes)
-    return [k for k in RANKS if k < reach]
+    """Return the k of rank_k that do not reach the size of the gallery."""
+    return [k for k in RANKS if k < len(protocol.gallery)]
 
 
-def _summed(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search, where: str) -> Scores:
+def _summed(found: dict[str, QueryRanks], lists: dict[str, np.ndarray], protocol: Search, where: str) -> Scores:
     ranks = _ranks(protocol)
     scores: dict[str, dict[str, float]] = {}
     table: dict[str, list] = {}
-    for name, trials in found.items():
-        if any(f.relevant.any() for f in trials):
-            scores[name] = _means([_of(f, ranks, protocol.by_person) for f in trials if f.relevant.any()])
-        unmatched = float(np.mean([(f.relevant == 0).sum() for f in trials]))
+    for name, ranking in found.items():
+        if ranking.relevant.any():
+            scores[name] = _of(ranking, ranks)
+        unmatched = float((ranking.relevant == 0).sum())
         row = {"list": name, "queries": len(lists[name]), "unmatched": unmatched}
         row |= {key: scores.get(name, {}).get(key) for key in ("map", *(f"rank_{k}" for k in ranks), "minp")}
         for key, value in row.items():
@@ -263,10 +255,9 @@ def _summed(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], pr
     return Scores(metrics, rows, chance=_chance(found, lists, protocol), tables={"queries": table})
 
 
-def _of(found: QueryRanks, ranks: Sequence[int], by_person: bool) -> dict[str, float]:
+def _of(found: QueryRanks, ranks: Sequence[int]) -> dict[str, float]:
     asked = found.relevant > 0
-    place = (found.person_rank if by_person else found.rank)[asked]
-    reached = {f"rank_{k}": float((place <= k).mean()) for k in ranks}
+    reached = {f"rank_{k}": float((found.rank[asked] <= k).mean()) for k in ranks}
     return {"map": float(found.ap[asked].mean()), **reached, "minp": float(found.inp[asked].mean())}
 
 
@@ -274,28 +265,25 @@ def _means(scores: list[dict[str, float]]) -> dict[str, float]:
     return {key: float(np.mean([one[key] for one in scores])) for key in scores[0]}
 
 
-def _rows(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> Columns:
-    """A row per query, list and trial, with the group of the list if no list is in two groups."""
-    flat = [(name, t, f) for name, trials in found.items() for t, f in enumerate(trials)]
-    columns: Columns = {"list": [name for name, _, f in flat for _ in f.ap]}
-    if len(protocol.galleries) > 1:
-        columns["trial"] = np.concatenate([np.full(len(f.ap), t) for _, t, f in flat])
+def _rows(found: dict[str, QueryRanks], lists: dict[str, np.ndarray], protocol: Search) -> Columns:
+    """A row per query and list, with the group of the list if no list is in two groups."""
+    columns: Columns = {"list": [name for name, ranks in found.items() for _ in ranks.ap]}
     titles = {name: title for title, names in protocol.groups.items() for name in names}
     if titles and len(titles) == sum(map(len, protocol.groups.values())):
         columns["group"] = [titles.get(name) for name in columns["list"]]
-    columns["query"] = np.concatenate([np.arange(len(f.ap)) for _, _, f in flat])
-    columns["person"] = np.concatenate([person_of_query(lists[name], protocol) for name, _, _ in flat])
-    for key in ("relevant", "rank", "ap", "inp", *(["person_rank"] if protocol.by_person else [])):
-        columns[key] = np.concatenate([getattr(f, key) for _, _, f in flat])
+    columns["query"] = np.concatenate([np.arange(len(ranks.ap)) for ranks in found.values()])
+    columns["person"] = np.concatenate([person_of_query(lists[name], protocol) for name in found])
+    for key in ("relevant", "rank", "ap", "inp"):
+        columns[key] = np.concatenate([getattr(ranks, key) for ranks in found.values()])
     return columns
 
 
-def _chance(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, float]:
+def _chance(found: dict[str, QueryRanks], lists: dict[str, np.ndarray], protocol: Search) -> dict[str, float]:
     asked, odds = [], []
-    for name, trials in found.items():
-        matched = trials[0].relevant > 0
+    for name, ranks in found.items():
+        matched = ranks.relevant > 0
         asked.append(person_of_query(lists[name], protocol)[matched])
-        odds.append(trials[0].relevant[matched] / trials[0].candidates[matched])
+        odds.append(ranks.relevant[matched] / ranks.candidates[matched])
     if not sum(map(len, asked)):
         return {}
     # A person's queries may all be right or wrong together: count one guess per person.
@@ -303,7 +291,7 @@ def _chance(found: dict[str, list[QueryRanks]], lists: dict[str, np.ndarray], pr
 
 
 def units(rows: Mapping[str, np.ndarray]) -> Units:
-    """Resample persons with all their queries, of every list and trial."""
+    """Resample persons with all their queries, of every list."""
     return Units.by(rows["person"], "people")
 
 
@@ -314,19 +302,15 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
     """
     asked = rows["relevant"] > 0
     lists, place = np.unique(rows["list"].astype(str), return_inverse=True)
-    trial = rows.get("trial", np.zeros(len(asked), np.int64))
-    trials = int(trial.max()) + 1
-    cell = np.where(asked, place.reshape(-1) * trials + trial, -1)
-    many = significance.group_sums(times, cell, len(lists) * trials)
+    of = np.where(asked, place.reshape(-1), -1)
+    many = significance.group_sums(times, of, len(lists))
     group = dict(zip(rows["list"].tolist(), rows["group"].tolist(), strict=True)) if "group" in rows else {}
     titles = [title for title in dict.fromkeys(group.values()) if title is not None]
-    rank = rows.get("person_rank", rows["rank"])
-    found = {"map": rows["ap"], **{f"rank_{k}": rank <= k for k in RANKS}, "minp": rows["inp"]}
+    found = {"map": rows["ap"], **{f"rank_{k}": rows["rank"] <= k for k in RANKS}, "minp": rows["inp"]}
     metrics: dict[str, np.ndarray] = {}
     for key, values in found.items():
         with np.errstate(invalid="ignore", divide="ignore"):
-            each = significance.group_sums(times * values, cell, len(lists) * trials) / many
-        of_list = nan_mean(each.reshape(len(times), len(lists), trials))
+            of_list = significance.group_sums(times * values, of, len(lists)) / many
         own = {name: of_list[:, k] for k, name in enumerate(lists.tolist())}
         grouped = {t: nan_mean(np.stack([own[name] for name in own if group[name] == t], 1)) for t in titles}
         metrics |= {f"{title}.{key}": drawn for title, drawn in (own | grouped).items()}

@@ -108,7 +108,7 @@ def test_every_combination_of_modalities_asks_for_every_person(opened):
     split = opened.evaluations["val"]
     search = split.protocol
     assert len(search) == split.size == 27 and (np.diff(split.modality) >= 0).all()
-    assert [len(rows) for rows in search.galleries] == [9] and not search.by_person
+    assert len(search.gallery) == 9
     assert set(search.place[split.modality == TEXT]) == {-1} and set(search.place[split.modality != TEXT]) == {0, 1}
     assert {name: len(names) for name, names in search.groups.items()} == {
         "modal_1": 4,
@@ -147,9 +147,9 @@ def test_sets_of_colour_alone_are_asked_with_colour(tmp_path):
     search, index = split.protocol, split.index
     assert list(search.queries) == ["rgb"] and search.groups == {"modal_1": ("rgb",)}
     role = index.role[split.rows]
-    assert (role[search.queries["rgb"][:, RGB]] == 1).all() and (role[search.galleries[0]] == 2).all()
-    assert set(search.galleries[0].tolist()) == set(np.flatnonzero(role == 2).tolist())
-    assert (search.person[search.galleries[0]] == -1).any() and (search.place >= 0).any()
+    assert (role[search.queries["rgb"][:, RGB]] == 1).all() and (role[search.gallery] == 2).all()
+    assert set(search.gallery.tolist()) == set(np.flatnonzero(role == 2).tolist())
+    assert (search.person[search.gallery] == -1).any() and (search.place >= 0).any()
 
 
 def test_lists_of_the_set_are_taken_as_they_are(tmp_path):

@@ -74,7 +74,7 @@ def rgb(root, *records):
 
 def ignored(search: Search, name="rgb"):
     """For each query the gallery records of its person that are neither right nor wrong, by their names."""
-    gallery = ranking.Gallery.make(search.galleries[0], np.zeros((len(search.galleries[0]), 1), np.int32), search)
+    gallery = ranking.Gallery.make(search.gallery, np.zeros((len(search.gallery), 1), np.int32), search)
     out = ranking.excluded(search.queries[name], gallery, slice(0, len(gallery.rows)), search)
     out &= gallery.person == ranking.person_of_query(search.queries[name], search)[:, None]
     return [[search.ids[row] for row in gallery.rows[line].tolist()] for line in out]
@@ -132,7 +132,7 @@ def test_matches_are_counted_as_the_ranking_finds_them(seed):
     wanted = [*people_searches.subsets(), (RGB,)]
     queries = np.concatenate(people_searches.combined(person[asking], modality[asking], wanted))
     queries = np.append(asking, -1)[queries]
-    search = Search(person, place, (gallery,), {"all": queries}, tuple(map(str, range(len(person)))))
+    search = Search(person, place, gallery, {"all": queries}, tuple(map(str, range(len(person)))))
     whole = ranking.Gallery.make(gallery, np.zeros((len(gallery), 1), np.int32), search)
     own = whole.person == person[queries.max(1)][:, None]
     unplaced = replace(search, place=np.full(len(person), -1))

@@ -51,7 +51,7 @@ class PeopleIndex:
         """Names of the cameras, and int32 (records,), the place of each among them; -1 unknown."""
         place = [*(records.places.get(name, -1) for name in self.cameras), -1]
         self.place = np.asarray(place, np.int32)[self.camera]
-        """int32 (records,), as `Search.place`: which records of a person hide each other; -1 hides nothing."""
+        """int32 (records,), as `Search.place`; -1 unknown."""
         self.modality = modality[order]
         """int8 (records,), a place in `interfaces.MODALITIES`, in ascending order."""
         self.role = np.asarray([record.role for record in every], np.int8)

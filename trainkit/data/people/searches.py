@@ -1,4 +1,4 @@
-"""Queries and galleries of evaluation sets of people, and which gallery images a query ignores."""
+"""Queries and gallery of evaluation sets of people, and which gallery images a query ignores."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def search(index: PeopleIndex, rows: np.ndarray, known: tuple[int, ...], where: 
     return rows, Search(
         person=np.asarray(index.person[rows], np.int64),
         place=place[rows],
-        galleries=(row_of[gallery],),
+        gallery=row_of[gallery],
         queries={name: row_of[some] for name, some in queries.items()},
         ids=tuple(index.ids[row] for row in rows.tolist()),
         groups=dict(sorted(groups.items())),
