@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 IGNORED = 255
 """Value of unlabelled pixels in a `mask`; they count in no loss and no metric. Classes are 0 .. 254."""
-FEATURES = "features"
-"""Key of a batch with the cached input of the last layer of a frozen network, float32 (B, D)."""
 
 T = TypeVar("T")
 Batch = dict[str, "Tensor"]
@@ -158,15 +156,6 @@ class DividesBlocks(Protocol):
 
 
 @runtime_checkable
-class LabelsWithoutImages(Protocol):
-    """A split that returns labels without reading images."""
-
-    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
-        """Read these samples like `fetch`, with `label`, `index` and `view`, but without `image`."""
-        ...
-
-
-@runtime_checkable
 class ComparableSplit(Protocol):
     """A split that can be compared with another one for common samples and identities."""
 
@@ -247,16 +236,6 @@ class NamesEvaluationSets(Protocol):
 
 
 @runtime_checkable
-class CountsViews(Protocol):
-    """Data whose recipe fixes the number of augmented versions of a training sample."""
-
-    @property
-    def views(self) -> int:
-        """As `Split.views` of the training split: 0 if they cannot be numbered."""
-        ...
-
-
-@runtime_checkable
 class ChecksLeakage(Protocol):
     """Data that refuses evaluation sets with samples of the training set, unless the recipe allows it."""
 
@@ -307,10 +286,6 @@ class Networks:
     are then computed in parts, while the loss still sees the whole micro-batch."""
     cache_on_disk: bool = False
     """Always store outputs of `cached` on disk, in half precision."""
-    cached_alone: bool = False
-    """The loss uses only labels and the outputs of `cached`: training batches have no images."""
-    cached_in_evaluation: bool = False
-    """So does `predict`: the outputs of evaluation samples are cached, too."""
 
 
 @dataclass(frozen=True)
@@ -453,16 +428,6 @@ class CachesTeacher(Protocol):
     @property
     def cache_teacher(self) -> bool | Literal["disk"]:
         """The setting of the recipe; `disk`: always stored on disk."""
-        ...
-
-
-@runtime_checkable
-class TrainsOnFeatures(Protocol):
-    """A task that can train on cached features of a frozen network instead of images."""
-
-    @property
-    def cached_features(self) -> bool:
-        """True if the recipe sets it."""
         ...
 
 

@@ -34,6 +34,8 @@ DROPPED = [
     ("adadistill", "task.duplicates", "last", "sequential", "the last one moves its centre"),
     ("segment", "task.objective.boundary", 0.0, 0.5, "use near"),
     ("segment", "task.points.coarse_each_layer", False, True, "remove it"),
+    ("convnext", "task.net.frozen", False, True, "use probe"),
+    ("omniglot", "task.net.frozen", False, True, "at a lower rate"),
     ("reid", "task.net.text.dropout", 0.0, 0.1, "use data.token_dropout"),
     ("reid", "task.net.text.tune", "all", "lora", "train the text encoder whole"),
     ("reid", "task.net.text.lora", None, {"rank": 2}, "train the text encoder whole"),

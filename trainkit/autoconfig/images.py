@@ -313,7 +313,7 @@ def _choose_start(fitted: Fitted, recipe: Recipe, data: str, looked: Looked) -> 
     weights, why = pretrained.choose(fitted, data, against)
     if weights is None:
         fitted.start = f"from scratch: {why}"
-        fitted.drop("task.net.weights", "task.net.frozen", "task.net.freeze_bn")
+        fitted.drop("task.net.weights", "task.net.freeze_bn")
         return None
     how = "linear probe" if fitted.asked.start == "probe" else "linear probe, then fine-tuning"
     how = how if task == "classify" else "fine-tuning"

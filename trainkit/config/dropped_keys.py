@@ -53,6 +53,12 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "half": Dropped(False, "remove it: one of the K records is RGB, the others are of other modalities"),
     },
     ("data.sampler", "pairs"): {"short": _SHORT, "epoch": Dropped("anchors", "set batches_per_epoch")},
+    ("task.net", "classify"): {
+        "frozen": Dropped(False, "use probe, with tune: linear and a length of 0 steps", hashed=False)
+    },
+    ("task.net", "embed"): {
+        "frozen": Dropped(False, "train the whole network, at a lower rate by optim.groups", hashed=False)
+    },
     ("task", "reid"): {"circle": Dropped(None, "use triplet or contrast")},
     ("task.net.text", "reid"): {
         "dropout": Dropped(0.0, "use data.token_dropout"),

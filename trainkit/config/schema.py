@@ -433,16 +433,8 @@ class Recipe:
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; use lower-case letters, digits, - and _")
         # Imports numpy, as blocks of tasks and data do.
-        from trainkit.interfaces import CountsViews, DrawsBlocks, TrainsOnFeatures
+        from trainkit.interfaces import DrawsBlocks
 
-        if isinstance(self.task, TrainsOnFeatures) and self.task.cached_features:
-            if not isinstance(self.data, CountsViews):
-                raise ValueError("task.net.frozen needs data of kind images or faces; change data or remove frozen")
-            if not self.data.views:
-                raise ValueError(
-                    "data.augment does more than mirror, but task.net.frozen computes the features of each image "
-                    "once; use {name: none} or {name: light, flip: 0.5}, or remove frozen"
-                )
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         # Of a size per process nobody knows yet how many processes share a block.
         rest = 0 if isinstance(self.train.batch_size, PerProcess) else self.train.batch_size % block

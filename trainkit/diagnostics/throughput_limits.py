@@ -36,7 +36,7 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_poll import StopPoll
 from trainkit.errors import UserError
 from trainkit.files import write_aside
-from trainkit.interfaces import Dataset, TrainsOnFeatures
+from trainkit.interfaces import Dataset
 from trainkit.speed.limits import ThroughputLimits, lines, metrics
 from trainkit.tracking import journal
 from trainkit.tracking.store import Store
@@ -326,7 +326,6 @@ class _Alone:
 
     def _loader(self) -> float:
         """Seconds in which this process reads its share of a step."""
-        self._refuse_features()
         plan, loader = replace(self.plan, steps=10**9), self.recipe.loader
         stream = loading.training(
             self.data.train, partial(plan.keys, self.data.train, 0), loader, pin=self.runtime.device.type == "cuda"
@@ -351,13 +350,7 @@ class _Alone:
             raise ValueError(_STOPPED)
         return plan.accumulation * steady(spent[: len(spent) // at_once * at_once].reshape(-1, at_once).mean(1))
 
-    def _refuse_features(self) -> None:
-        """Raise ValueError where training reads no images: reading those bounds nothing."""
-        if isinstance(self.recipe.task, TrainsOnFeatures) and self.recipe.task.cached_features:
-            raise ValueError("training reads cached features, not images")
-
     def _fetch(self) -> dict[str, float]:
-        self._refuse_features()
         from trainkit.speed import fetch_profile
 
         split, plan = self.data.train, replace(self.plan, steps=10**9)

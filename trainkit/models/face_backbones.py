@@ -301,7 +301,7 @@ class TimmEmbedding(nn.Module):
     def __init__(self, spec: TimmSpec, shape: Sequence[int], weights: Path | None = None):
         super().__init__()
         self.backbone = timm_network(spec.model, shape, spec.args, 0, "net timm").eval()
-        self.frozen, self.freeze_bn = spec.frozen, spec.freeze_bn
+        self.freeze_bn = spec.freeze_bn
         with torch.no_grad():
             probe = torch.zeros(1, *shape, device=next(self.backbone.parameters()).device)
             features = self.backbone(probe).shape[1]
@@ -310,18 +310,15 @@ class TimmEmbedding(nn.Module):
         self.neck = nn.Sequential(
             nn.BatchNorm1d(features), nn.Linear(features, spec.embedding), nn.BatchNorm1d(spec.embedding)
         )
-        if self.frozen:
-            self.backbone.requires_grad_(False)
         self.train()
 
-    def forward(self, x: Tensor | None = None, features: Tensor | None = None) -> Tensor:
-        """Images (B, C, H, W), or their cached features (B, F), to embeddings (B, D)."""
-        return self.neck(self.backbone(x) if features is None else features)
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) to embeddings (B, D)."""
+        return self.neck(self.backbone(x))
 
     def train(self, mode: bool = True) -> TimmEmbedding:
-        """A frozen backbone keeps its statistics."""
+        """With `freeze_bn` the backbone keeps its statistics."""
         super().train(mode)
-        self.backbone.train(mode and not self.frozen)
         if self.freeze_bn:
             keep_statistics(self.backbone)
         return self
@@ -335,18 +332,13 @@ class WithHead(nn.Module):
         self.net, self.head = net, head
 
     def forward(
-        self,
-        image: Tensor | None = None,
-        with_scores: bool = False,
-        label: Tensor | None = None,
-        features: Tensor | None = None,
+        self, image: Tensor, with_scores: bool = False, label: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor | MarginTerms]:
         """Embeddings (B, D), and on request the head's scores: cosines with every centre (B, C).
 
-        With labels and many classes the head returns only the `MarginTerms` that the loss needs. A frozen network of
-        timm takes cached `features` instead of images.
+        With labels and many classes the head returns only the `MarginTerms` that the loss needs.
         """
-        embedding = self.net(image) if features is None else self.net(features=features)
+        embedding = self.net(image)
         return (embedding, self.head(embedding, label)) if with_scores else embedding
 
 

@@ -38,9 +38,9 @@ def _check_pretrained(spec: Network | TimmSpec) -> None:
     """Raise ValueError for arguments, weights and frozen parts that do not go together."""
     check_arguments(spec.args)
     check_tag(spec.model, spec.weights, "convnext_atto.d2_in1k", "model")
-    frozen = {"frozen": "the frozen layers would stay random", "freeze_bn": "there are no statistics to keep"}
-    for key, why in frozen.items():
-        if getattr(spec, key) and spec.weights is None:
+    needed = {"probe": "features would be random", "freeze_bn": "there are no statistics to keep"}
+    for key, why in needed.items():
+        if getattr(spec, key, False) and spec.weights is None:
             raise ValueError(f"{key} is true, but weights is not set, so {why}; set weights")
 
 
@@ -67,9 +67,6 @@ class Network:
     tune: Literal["all", "head", "linear"] = "all"
     """Parameters that are trained. `all`: the whole network. `head`: the head with its norm, above a frozen backbone.
     `linear`: only the last layer."""
-    frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Linear probe: train only the last layer, on features of the pretrained network that are computed once before the
-    first step. Image augmentation is limited to mirroring."""
     probe: bool = field(default=False, metadata={"hash": "set"})
     """Start from a linear probe: before the first step the last layer is fitted by logistic regression to the features
     of the pretrained network for the training set, without augmentation. With `at_start: true` an evaluation shows its
@@ -79,19 +76,12 @@ class Network:
 
     def __post_init__(self) -> None:
         _check_pretrained(self)
-        if self.probe and self.weights is None:
-            raise ValueError("probe is true, but weights is not set, so features would be random; set weights")
         if taken := {"drop_path_rate", "drop_rate"} & set(self.args):
             raise ValueError(f"args has {', '.join(sorted(taken))}; use drop_path and dropout instead")
         if self.tune != "all" and self.weights is None:
             raise ValueError(
                 f"tune is {self.tune!r}, but weights is not set, so the rest would stay random; set weights"
             )
-        if self.frozen and self.tune == "head":
-            raise ValueError("tune is 'head', but frozen trains only the last layer; leave tune out")
-        for key in ("drop_path", "dropout"):
-            if self.frozen and getattr(self, key):
-                raise ValueError(f"{key} is {getattr(self, key)}, which has no effect with frozen; leave it out")
 
 
 # ---- Embeddings ------------------------------------------------------------------------------------------------------
@@ -204,9 +194,6 @@ class TimmSpec:
     weights: str | None = field(default=None, metadata={"hash": "set"})
     """Initial weights of the network without its neck, with the values of `task.net.weights` of task `classify`; only
     for task `embed`. None: random."""
-    frozen: bool = field(default=False, metadata={"hash": "set"})
-    """Train only the neck and the class centres, on features of the pretrained network that are computed once before
-    the first step; only for task `embed`. Image augmentation is limited to mirroring."""
     freeze_bn: bool = field(default=False, metadata={"hash": "set"})
     """Keep the running statistics of the pretrained batch norms below the neck fixed."""
 
@@ -234,7 +221,7 @@ def weights_of(spec: AnyNet) -> str | None:
 
 
 def refuse_weights(spec: AnyNet, key: str) -> None:
-    """Raise ValueError if a network has initial weights, or is frozen, in a task that does not support it."""
+    """Raise ValueError if a network has initial weights, in a task that does not support it."""
     if isinstance(spec, TimmSpec) and spec.weights is not None:
         raise ValueError(f"{key}.weights is set, which only task embed supports; leave it out")
 

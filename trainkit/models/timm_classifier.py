@@ -6,10 +6,8 @@ Linear probe: Alain and Bengio, "Understanding intermediate layers using linear 
 from __future__ import annotations
 
 import contextlib
-import copy
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,16 +49,8 @@ class Classifier(nn.Module):
             self.net.requires_grad_(False)
             self._tuned().requires_grad_(True)
 
-    def forward(
-        self, image: Tensor | None = None, with_embedding: bool = False, features: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Images (B, C, H, W) to class scores (B, classes), and on request the input of the last layer (B, D).
-
-        With cached `features` only the last layer runs.
-        """
-        if features is not None:
-            scores = self.net.get_classifier()(features)
-            return (scores, features) if with_embedding else scores
+    def forward(self, image: Tensor, with_embedding: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Images (B, C, H, W) to class scores (B, classes), and on request the input of the last layer (B, D)."""
         with torch.set_grad_enabled(self.tune == "all" and torch.is_grad_enabled()):
             features = self.net.forward_features(image)
         scores = self.net.forward_head(features)
@@ -107,7 +97,7 @@ def build(spec: Network, shape: Sequence[int], classes: int, found: Mapping[str,
     if notes:
         for p in net.get_submodule(last_layer(net)).parameters():
             nn.init.zeros_(p)
-    return Classifier(net, "linear" if spec.frozen else spec.tune, spec.freeze_bn), notes
+    return Classifier(net, spec.tune, spec.freeze_bn), notes
 
 
 def last_layer(net: Any) -> str:
@@ -207,29 +197,6 @@ def timm_network(model: str, shape: Sequence[int], args: Mapping[str, Any], clas
         found = f"{model} outputs maps of shape {tuple(out.shape)}"
         raise UserError(where, found, "one vector per image", "use another model")
     return net.train()
-
-
-def without_layer(net: nn.Module, path: str) -> nn.Module:
-    """Copy a network without the layer at `path`: its output is the input of that layer, (B, D).
-
-    Parameters and buffers are shared with the network, so the copy takes no memory and follows weights loaded later.
-    Raises UserError if the layer is not linear.
-    """
-    layer = net.get_submodule(path)
-    if not isinstance(layer, nn.Linear):
-        found = f"a network whose last layer is {type(layer).__name__}"
-        raise UserError("task.net.frozen", found, "a linear last layer", "use another model, or `tune: linear`")
-    shared = {id(tensor): tensor for tensor in chain(net.parameters(), net.buffers())}
-    features = copy.deepcopy(net, shared)
-    features.set_submodule(path, nn.Identity())
-    return features
-
-
-def probe_note(net: nn.Module) -> str:
-    """Describe how many parameters of a network are trained and how many are frozen."""
-    sizes = [(p.numel(), p.requires_grad) for p in net.parameters()]
-    trained, frozen = (sum(size for size, grad in sizes if grad is wanted) for wanted in (True, False))
-    return f"linear probe: {trained:,} parameters are trained, {frozen:,} are frozen"
 
 
 # ---- Encoders

@@ -18,7 +18,6 @@ from trainkit.config.ranges import Fraction, FractionAboveZero, FractionBelowOne
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Retrieval
 from trainkit.interfaces import (
-    FEATURES,
     Baseline,
     Batch,
     DatasetInfo,
@@ -75,17 +74,6 @@ class Classify(ScoredByProtocol):
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by class name. Classes that are not named have weight 1."""
 
-    def __post_init__(self) -> None:
-        if self.net.frozen and self.mix is not None:
-            raise ValueError(
-                "mix changes images in each step, net.frozen computes their features once; leave one of them out"
-            )
-
-    @property
-    def cached_features(self) -> bool:
-        """True if the task trains on cached features of a frozen network."""
-        return self.net.frozen
-
     @property
     def fits(self) -> str:
         """`probe` if training starts from a linear probe."""
@@ -120,12 +108,7 @@ class Classify(ScoredByProtocol):
         self._weights = class_weights(self.class_weights, meta.class_names)
         self._mix = self._mixer(meta.classes)
         model, notes = timm_classifier.build(self.net, meta.shape, meta.classes, found)
-        if not self.net.frozen:
-            return Networks(model, notes=tuple(notes))
-        features = timm_classifier.without_layer(model.net, timm_classifier.last_layer(model.net))
-        notes.append(timm_classifier.probe_note(model))
-        cached: dict[str, nn.Module] = {FEATURES: features}
-        return Networks(model, cached=cached, cached_alone=True, cached_in_evaluation=True, notes=tuple(notes))
+        return Networks(model, notes=tuple(notes))
 
     def _mixer(self, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
         if self.mix is None:
@@ -156,7 +139,7 @@ class Classify(ScoredByProtocol):
         """Cross-entropy with smoothed and possibly mixed labels."""
         label = batch["label"]
         if self._mix is None:
-            logits = net(features=batch[FEATURES]) if self.net.frozen else net(batch["image"])
+            logits = net(batch["image"])
             logs = {"accuracy": (logits.detach().argmax(1) == label).float().mean()}
             return cross_entropy(logits, label, self._weights, self.smoothing, logs)
         image, target = self._mixed(batch["image"], label)
@@ -172,10 +155,7 @@ class Classify(ScoredByProtocol):
 
     def predict(self, net: nn.Module, batch: Batch) -> Rows:
         """Class scores, and the input of the last layer as embedding."""
-        if FEATURES in batch:
-            logits, embedding = net(features=batch[FEATURES], with_embedding=True)
-        else:
-            logits, embedding = net(batch["image"], with_embedding=True)
+        logits, embedding = net(batch["image"], with_embedding=True)
         return {"logits": logits, "embedding": embedding.flatten(1)}
 
     @property

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from trainkit.config.ranges import Positive
 from trainkit.evaluation_protocols import Classes
 from trainkit.interfaces import (
-    FEATURES,
     Baseline,
     Batch,
     DatasetInfo,
@@ -28,7 +27,7 @@ from trainkit.interfaces import (
 from trainkit.losses.class_weights import class_weights
 from trainkit.losses.margin_specs import AdaFace, ArcFace, MarginOrNone
 from trainkit.metrics import baselines
-from trainkit.models.network_specs import Net, TimmSpec, embedding_of, weights_of
+from trainkit.models.network_specs import Net, embedding_of, weights_of
 from trainkit.tasks.protocol_scores import ScoredByProtocol
 from trainkit.tensors import torch
 
@@ -55,11 +54,6 @@ class Embed(ScoredByProtocol):
     classify: bool = False
     """Also predict class scores. Needed to evaluate classification on the classes that were trained."""
 
-    @property
-    def cached_features(self) -> bool:
-        """True if the task trains on cached features of a frozen network."""
-        return isinstance(self.net, TimmSpec) and self.net.frozen
-
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""
         word = weights_of(self.net)
@@ -69,7 +63,6 @@ class Embed(ScoredByProtocol):
         """Build the network and its class centres, and raw pixels as a baseline."""
         from trainkit.losses.margin import NormStatistics, class_head
         from trainkit.models import face_backbones
-        from trainkit.models.timm_classifier import probe_note
 
         self._weights = class_weights(self.class_weights, meta.class_names)
         head = class_head(self.margin, meta.classes, embedding_of(self.net))
@@ -77,19 +70,14 @@ class Embed(ScoredByProtocol):
         # Pixels are an embedding, not a classifier.
         references: dict[str, nn.Module] = {} if self.classify else {"pixels": face_backbones.Pixels()}
         memory = NormStatistics() if isinstance(self.margin, AdaFace) else None
-        networks = Networks(net, frozen=references, memory=memory, in_parts=True)
-        if isinstance(net.net, face_backbones.TimmEmbedding) and net.net.frozen:
-            networks.cached, networks.cached_alone = {FEATURES: net.net.backbone}, True
-            networks.cached_in_evaluation = not self.mirror  # there are no cached features of mirror images
-            networks.notes = (probe_note(net),)
-        return networks
+        return Networks(net, frozen=references, memory=memory, in_parts=True)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
         """Cross-entropy over the scores of the class centres, with the margin on the true class."""
         from trainkit.losses.margin import margin_loss, margin_ramp
 
         label = batch["label"]
-        embedding, scores = at.forward(net, batch.get("image"), True, label, batch.get(FEATURES))
+        embedding, scores = at.forward(net, batch["image"], True, label)
         quality = embedding_quality(embedding, self.margin, networks.memory, at)
         weights = None if self._weights is None else self._weights.to(label.device)
         ramp = margin_ramp(self.margin, at.epoch)
@@ -102,7 +90,7 @@ class Embed(ScoredByProtocol):
             return embed_both_views(net, batch["image"]) if self.mirror else embed_view(net, batch)
         from trainkit.losses.margin import class_logits
 
-        embedding, scores = net(batch.get("image"), with_scores=True, features=batch.get(FEATURES))
+        embedding, scores = net(batch["image"], with_scores=True)
         logits = class_logits(scores, self.margin)
         if self.mirror:
             mirrored, scores = net(batch["image"].flip(-1), with_scores=True)
@@ -141,8 +129,8 @@ def embed_both_views(net: nn.Module, image: Tensor) -> Rows:
 
 
 def embed_view(net: nn.Module, batch: Batch) -> Rows:
-    """Embeddings of images, or of their cached features, and their norms."""
-    embedding = (net(features=batch[FEATURES]) if FEATURES in batch else net(batch["image"])).float()
+    """Embeddings of images and their norms."""
+    embedding = net(batch["image"]).float()
     return {"embedding": embedding, "norm": embedding.norm(dim=1)}
 
 

@@ -16,7 +16,7 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.distributed.stop_signal import Stop, Stopped
 from trainkit.errors import UserError
 from trainkit.interfaces import Columns, Dataset, FitsBeforeTraining, Rows, Scores, Split, Task
-from trainkit.training import best, teacher_cache
+from trainkit.training import best
 from trainkit.training import plan as planning
 from trainkit.training.checkpointer import Checkpointer
 from trainkit.training.model import Model
@@ -36,17 +36,14 @@ def evaluate(
     batch_size: int,
     runtime: Runtime,
     stop: Stop | None = None,
-    read: Split | None = None,
 ) -> Scores:
     """Evaluate a network on a split. Every rank takes part, and every sample counts exactly once.
-
-    `read`, if given, is a view of the split through which its samples are read.
 
     Rows are gathered with the sample's index, and padding is dropped. Raises RuntimeError unless there is exactly one
     row for each sample, and `Stopped`, on all ranks, if a rank gets a stop signal.
     """
 
-    rows, samples = predict(task, net, split, batch_size, runtime, stop := stop or Stop(), read)
+    rows, samples = predict(task, net, split, batch_size, runtime, stop := stop or Stop())
 
     def score() -> Scores:
         with stop.at_once():
@@ -59,16 +56,15 @@ def evaluate(
 
 @torch.no_grad()
 def predict(
-    task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime, stop: Stop, read: Split | None = None
+    task: Task, net: nn.Module, split: Split, batch_size: int, runtime: Runtime, stop: Stop
 ) -> tuple[Rows, int]:
     """Return what a network predicts for every sample of a split, in order, and how many there are, on every rank.
 
     Raises as `evaluate` does.
     """
-    read = read or split
 
     def forward(rows: np.ndarray, real: np.ndarray) -> Rows:
-        batch = read.on_device(runtime.to_device(read.fetch(rows, epoch=0)))
+        batch = split.on_device(runtime.to_device(split.fetch(rows, epoch=0)))
         index = torch.where(torch.as_tensor(real, device=runtime.device), batch["index"], -1)
         runtime.begin_batch()
         with runtime.accelerator.autocast():
@@ -146,8 +142,6 @@ class Evaluator:
         self._checkpoints, self._micro_batching = checkpoints, micro_batching
         self._runtime, self._logger, self._stop = runtime, logger, stop
         self.splits = planning.evaluated(recipe, data)
-        self._read: dict[str, Split] = {}
-        """Views of these, with cached outputs in place of images."""
         self.costs: dict[str, float] = {}
         """Seconds that each evaluation will take, as far as its first batch tells."""
         self.at: dict[str, int] = {}
@@ -166,11 +160,7 @@ class Evaluator:
         def timed(split: Split) -> Callable[[int], float]:
             return lambda size: trial(task, bare, split, size, runtime)
 
-        networks = self._model.networks
-        self._read = {
-            name: teacher_cache.of_evaluation(networks, split, runtime) for name, split in self.splits.items()
-        }
-        costs = {name: self._micro_batching.evaluate(name, bare, timed(split)) for name, split in self._read.items()}
+        costs = {name: self._micro_batching.evaluate(name, bare, timed(split)) for name, split in self.splits.items()}
         times = 1 if self._model.ema is None else 2
         self.costs = {name: seconds * times for name, seconds in runtime.broadcast(costs).items()}
         return self.costs
@@ -178,9 +168,8 @@ class Evaluator:
     def score(self, module: nn.Module, name: str) -> Scores:
         """Score a network by an evaluation of the recipe, in as large batches as memory suffices for."""
         task, split, runtime, stop = self._recipe.task, self.splits[name], self._runtime, self._stop
-        read = self._read.get(name) if module is self._model.bare else None
         return self._micro_batching.evaluate(
-            name, module, lambda size: evaluate(task, module, split, size, runtime, stop, read)
+            name, module, lambda size: evaluate(task, module, split, size, runtime, stop)
         )
 
     def fit_before_training(self) -> None:

@@ -40,7 +40,7 @@ from trainkit.data.split import SplitView
 from trainkit.distributed.runtime import Runtime, checksum
 from trainkit.errors import UserError
 from trainkit.files import Json
-from trainkit.interfaces import Batch, LabelsWithoutImages, Networks, Split
+from trainkit.interfaces import Batch, Networks, Split
 from trainkit.paths import make_private
 from trainkit.training.run_logger import RunLogger
 
@@ -110,7 +110,7 @@ def outputs(
         if table is None:
             return None
         tables[name] = table
-    return _Carrying(split, tables, images=not networks.cached_alone) if tables else split
+    return _Carrying(split, tables) if tables else split
 
 
 def refuse_uncountable(networks: Networks, split: Split) -> None:
@@ -118,19 +118,6 @@ def refuse_uncountable(networks: Networks, split: Split) -> None:
     for name in networks.cached if not split.views else ():
         remedy = "the augmentation has no countable views: mirror only, or let the network run in every step"
         raise UserError("task", f"the outputs of {name} cannot be computed once", remedy=remedy)
-
-
-def of_evaluation(networks: Networks, split: Split, runtime: Runtime) -> Split:
-    """Compute the outputs of `networks.cached` for an evaluation, once, if `predict` needs nothing else.
-
-    Every rank takes part. Returns the split itself if images are needed, or if the outputs exceed `IN_MEMORY`.
-    """
-    if not networks.cached_in_evaluation or split.views != 1:
-        return split
-    sources = {name: _Source(name, module, split, runtime) for name, module in networks.cached.items()}
-    if any(source.bytes > IN_MEMORY for source in sources.values()):
-        return split
-    return _Carrying(split, {name: tabulate(source) for name, source in sources.items()}, images=False)
 
 
 @dataclass(frozen=True)
@@ -178,11 +165,10 @@ def tabulate(source: _Source) -> Tensor:
 
 
 class _Carrying(SplitView):
-    """A split whose batches carry rows of tables, beside images or in their place."""
+    """A split whose batches carry rows of tables."""
 
-    def __init__(self, split: Split, tables: Mapping[str, Tensor | StoredOutputs], images: bool = True):
+    def __init__(self, split: Split, tables: Mapping[str, Tensor | StoredOutputs]):
         super().__init__(split)
-        self._images = images
         self._held = {name: table for name, table in tables.items() if isinstance(table, Tensor)}
         self._stored = {name: table for name, table in tables.items() if isinstance(table, StoredOutputs)}
 
@@ -192,18 +178,12 @@ class _Carrying(SplitView):
 
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """As the split does it, with what is stored of these samples, in half precision."""
-        batch = self._read(indices, epoch, view)
-        return batch | {name: table.rows(batch["index"], batch["view"]) for name, table in self._stored.items()}
-
-    def _read(self, indices: np.ndarray, epoch: int, view: int | None) -> Batch:
-        if not self._images and isinstance(self.split, LabelsWithoutImages):
-            return self.split.fetch_labels(indices, epoch, view)
         batch = super().fetch(indices, epoch, view)
-        return batch if self._images else {key: value for key, value in batch.items() if key != "image"}
+        return batch | {name: table.rows(batch["index"], batch["view"]) for name, table in self._stored.items()}
 
     def on_device(self, batch: Batch) -> Batch:
         """As the split does it, with outputs in float32."""
-        batch = super().on_device(batch) if self._images else batch
+        batch = super().on_device(batch)
         batch |= {name: batch[name].float() for name in self._stored}
         return batch | {name: table[batch["index"], batch["view"]] for name, table in self._held.items()}
 

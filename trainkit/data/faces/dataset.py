@@ -65,11 +65,6 @@ class Faces:
         if HELD_OUT in self.evaluate.values() or self.hold_out is not None:
             check_evaluate(self.evaluate, self.hold_out is not None, "hold_out", "people")
 
-    @property
-    def views(self) -> int:
-        """Two where images are mirrored, else one."""
-        return 2 if self.flip else 1
-
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files. Raises UserError naming file and row."""
         if self.image_size < 1:
@@ -218,9 +213,9 @@ class FaceSplit(TrainSplit):
         """
         indices = np.array(indices, dtype=np.int64)
         rows = indices if self.part is None else self.part.rows[indices]
-        return {"image": torch.from_numpy(self.packed.fetch(rows))} | self.fetch_labels(indices, epoch, view)
+        return {"image": torch.from_numpy(self.packed.fetch(rows))} | self._labels(indices, epoch, view)
 
-    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+    def _labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Return label, index and view of the images at `indices`."""
         indices = np.array(indices, dtype=np.int64)
         views = np.full(len(indices), view or 0, np.int64)

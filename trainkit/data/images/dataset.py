@@ -129,13 +129,6 @@ class Images:
         """Height and width of an image."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
-    @property
-    def views(self) -> int:
-        """One without augmentation, two with mirrored images alone, 0 where there is no counting them."""
-        if isinstance(self.augment, Plain):
-            return 1
-        return self.augment.views if isinstance(self.augment, Light) else 0
-
     def open(self, seed: int) -> Dataset:
         """Find, check and where needed pack the files.
 
@@ -319,8 +312,10 @@ class ImageSplit(TrainSplit):
 
     @functools.cached_property
     def views(self) -> int:
-        """As `Images.views`; one of what is evaluated."""
-        return self.data.views if self.kind is None else 1
+        """One of what is evaluated or not augmented, two with mirrored images alone, 0 where there is no counting."""
+        if self.kind is not None or isinstance(self.augment, Plain):
+            return 1
+        return self.augment.views if isinstance(self.augment, Light) else 0
 
     @functools.cached_property
     def digest(self) -> str:
@@ -404,7 +399,7 @@ class ImageSplit(TrainSplit):
         """
         indices = np.array(indices, dtype=np.int64)
         rows, training = self.rows[indices], self.kind is None
-        batch = self.fetch_labels(indices, epoch, view)
+        batch = self._labels(indices, epoch, view)
         if isinstance(self.augment, Timm):
             pictures = self.packed.pictures(rows)
             if training:
@@ -418,7 +413,7 @@ class ImageSplit(TrainSplit):
             batch["image"] = torch.from_numpy(images)
         return batch
 
-    def fetch_labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
+    def _labels(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Return label, index and view of the images at `indices`, and in training the numbers of `light`."""
         indices, views = np.array(indices, dtype=np.int64), np.zeros(len(indices), np.int64)
         batch = {"label": torch.from_numpy(self.label[indices]), "index": torch.from_numpy(indices)}
