@@ -85,7 +85,7 @@ def test_what_is_written_beside_the_training_does_not_hold_it_up(tmp_path, quick
     monkeypatch.setattr(storage, "write", write)
     words = "train.length=1000 steps", "checkpoints={every: 500 steps}"
     recipe, cut, tried = flown(tmp_path, *words)
-    assert tried.written_s > 0.5 > tried.blocking_s > 0
+    assert tried.written_s > 0.5 > tried.blocking_s >= 0
     cut = replace(cut, steps=10**6)  # steps enough to write one between two
     assert preflight.forecast(recipe, cut, tried).checkpoints[1] == tried.blocking_s
 
