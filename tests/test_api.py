@@ -154,6 +154,7 @@ def test_ctrl_c_saves_and_returns_and_the_run_goes_on(home, monkeypatch):
         trainkit.train(TOY, words, plugins=["toy"], resume=run.name)
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_run_exists_interrupts_and_leaves_none(tmp_path):
     """A process is told so while its data is opened."""
     code = (

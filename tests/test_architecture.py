@@ -146,6 +146,7 @@ def test_a_docstring_begins_with_what_is_done():
                 assert first not in ("What", "Whether", "Who", "Which"), f"{file}: {text.splitlines()[0]}"
 
 
+@pytest.mark.slow
 def test_the_types_are_those_that_are_written():
     words = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--outputjson"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)

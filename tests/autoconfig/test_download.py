@@ -180,8 +180,7 @@ def test_nothing_downloads_but_fetch_import_and_copies():
     package = Path(download.__file__).parents[1]
     files = {file for file in package.rglob("*.py") if re.search(calls, file.read_text(encoding="utf-8"))}
     told = {"data/hub.py", "data/table.py", "checkpoint/timm_weights.py", "tracking/ui.py"}
-    may = {"autoconfig/download.py", "data/import_images.py", "autoconfig/images.py",
-           "autoconfig/scenes.py"}  # fmt: skip
+    may = {"autoconfig/download.py", "data/import_images.py", "autoconfig/images.py"}
     assert {str(file.relative_to(package)) for file in files} == told | may
 
 

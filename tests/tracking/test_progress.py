@@ -193,6 +193,7 @@ def rows(text: str) -> list[list[str]]:
     return [[*row[:4], *row[6:]] if "." in row[2] and len(row) >= 6 and ":" in row[5] else row for row in found]
 
 
+@pytest.mark.slow
 def test_a_training_prints_the_same_rows_into_a_pipe_and_on_a_terminal_and_there_a_bar_below_them(tmp_path):
     plain = trained(tmp_path, on_terminal=False)
     assert "\x1b" not in plain and "\r" not in plain and " left  ends " not in plain

@@ -296,7 +296,7 @@ def test_fp16_of_a_checkpoint_is_refused_on_a_cpu(monkeypatch):
 # ---- Frozen networks
 
 
-@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("cached", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_teacher_is_compiled_where_it_runs_often(cached, traced, weights, monkeypatch):
     monkeypatch.setattr(launch_settings, "LEAST_FORWARDS", 1)
     more = {"task.cache_teacher": "disk" if cached else "false", "evaluations": "{}", "best": "null"}

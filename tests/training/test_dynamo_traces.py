@@ -136,7 +136,7 @@ CASES = {
     "emcad": (*ORGANS, VOLUMES, patch("{name: emcad, encoder: pvt_v2_b0, neighbours: 1}")),
 }
 """Name to recipe, fixture, words of the fixture, batch size, evaluations, and other settings."""
-EACH_TASK = ("convnext", "eye_baseline", "adadistill", "reid", "bisenetv2", "unet")
+EACH_TASK = ("convnext", "eye_baseline", "adadistill", "reid", "unet")
 
 
 def quick(names: Iterable[str], some: Container[str]) -> list[Any]:

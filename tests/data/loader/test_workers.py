@@ -383,7 +383,8 @@ def test_where_there_is_no_shared_memory_a_run_with_workers_ends_before_it_train
         assert done.returncode == 0 and all_same(Ran(0, newest()), undisturbed), done.stderr
 
 
-@pytest.mark.parametrize("fault", ["segmentation fault", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["segmentation fault", "stopped"])
 def test_a_run_whose_workers_die_again_and_again_ends_with_one_message(store, fault):
     timeout = f"loader.timeout={2 if fault in SILENT else 60} s"
     done = spawn(1, str(PLUGIN / "toy.yaml"), *words(fault, timeout), "--plugin", "toy")
