@@ -67,7 +67,7 @@ def test_few_photographs_are_fine_tuned_as_the_network_was_trained(here, tiny):
     recipe, said = copied(weights=str(tiny))
     assert said == f"start: linear probe, then fine-tuning of {TINY} ({tiny}): as --weights says"
     net, data = recipe.task.net, recipe.data
-    assert (net.model, net.weights, net.freeze_bn, net.frozen, net.args) == (TINY, str(tiny), True, False, {})
+    assert (net.model, net.weights, net.freeze_bn, net.args) == (TINY, str(tiny), True, {})
     assert net.probe and recipe.evaluations["val"].at_start and recipe.evaluations["val"].every is not None
     config = timm.get_pretrained_cfg(TINY)
     assert (data.mean, data.std, data.image_size) == (config.mean, config.std, 160)
