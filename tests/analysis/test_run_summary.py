@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from trainkit import terminal
-from trainkit.analysis import run_summary
-from trainkit.tracking.journal import Journal
+from trainkit.analysis import run_scores, run_summary
+from trainkit.tracking.journal import History, Journal, Point
 
 SCORES = {"dice_mean": 0.81234, "hd95_mean_mm": 4.5, "missed": 3.0, "volume_error_mean_mm3": 558.4925, "cases": 12.0}
 ORGANS = {"dice.sr": 0.9, "dice.on": 0.25, "hd95_mm.sr": 1.5, "hd95_mm.on": 30.0}
@@ -93,3 +93,17 @@ def test_of_many_classes_the_first_twelve_are_shown():
 )
 def test_numbers_have_as_many_digits_as_they_need(values, words):
     assert terminal.numbers(values) == words
+
+
+def test_the_headline_names_the_test_set_first_and_says_what_the_best_was_chosen_among():
+    def at(*values: float) -> list[Point]:
+        return [Point(10 * k, value, 0) for k, value in enumerate(values)]
+
+    scores = {"val/top1": at(0.94, 0.92, 0.91), "best/val/top1": at(0.94), "probe/val/top1": at(0.94)}
+    best = "Best val/top1 0.9400 at step 0, the linear probe, chosen among 3 evaluations; final 0.9100."
+    assert run_scores.headline("val/top1", History(scores)) == best
+    tested = scores | {"test/top1": at(0.9)}
+    assert run_scores.headline("val/top1", History(tested)) == f"Final test/top1 0.9000. {best}"
+    once = {"val/top1": at(0.5), "best/val/top1": at(0.5)}
+    assert run_scores.headline("val/top1", History(once)) == "Best val/top1 0.5000 at step 0."
+    assert run_scores.headline("", History()) == ""

@@ -165,7 +165,10 @@ def test_what_cannot_be_had_is_refused_before_anything_is_written(here, tiny):
     stripes(here / "parts" / "val", 6, 2)
     assert refused(data="parts", test="15%").startswith("--test: data that has splits")
     assert refused(test="all").startswith("--test: 'all'; expected a percentage")
-    assert "no classifier to fit" in refused(recipe="omniglot", data="parts/train", start="probe", weights=str(tiny))
+    for recipe in ("omniglot", "segment", "hippocampus"):
+        assert refused(recipe=recipe, data="parts/train", start="probe").startswith(
+            "--start: probe, for a recipe of task"
+        )
     said = CliRunner().invoke(main.main, ["cp", "convnext", "cli.yaml", "--start", "scratch"])
     assert said.exit_code == 2 and "--start, --weights: given without --data" in said.output
 

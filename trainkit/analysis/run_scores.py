@@ -86,7 +86,7 @@ def headline(metric: str, history: journal.History) -> str:
         said += ", the linear probe"
     if len(scored) > 1:
         said += f", chosen among {len(scored)} evaluations; final {last}"
-    return (f"{TEST}/{name} {numbers([test[-1].value])[0]}. " if test else "") + f"{said}."
+    return (f"Final {TEST}/{name} {numbers([test[-1].value])[0]}. " if test else "") + f"{said}."
 
 
 def tables(

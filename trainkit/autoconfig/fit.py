@@ -146,6 +146,8 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
     fitted.drop(*_OF_THE_OLD, "data.leakage", "data.columns")
     if asked.columns:
         fitted.put("data.columns", dict(asked.columns))
+    if asked.start == "probe" and (task := fitted.get("task.name")) != "classify":
+        raise UserError("--start", f"probe, for a recipe of task {task}", "a recipe of task classify, such as convnext")
     configure(fitted, recipe, named(data))
     if (asked.start or asked.weights) and not fitted.start:
         found = f"a recipe with data {kinds.name(recipe.data)!r}"

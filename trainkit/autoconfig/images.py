@@ -302,8 +302,6 @@ def _choose_start(fitted: Fitted, recipe: Recipe, data: str, looked: Looked) -> 
         return None
     if fitting.pretrained(recipe) and not asked:
         return None
-    if fitted.asked.start == "probe" and task == "embed":
-        raise UserError("--start", "probe, but embeddings have no classifier to fit", "fine-tune or scratch")
     side, against = min(looked.median), ""
     if looked.colours <= pretrained.FEW_COLOURS:
         found = "one colour covers" if looked.colours == 1 else f"{looked.colours} colours cover"

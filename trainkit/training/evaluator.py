@@ -180,7 +180,7 @@ class Evaluator:
         train, bare = self._data.evaluations.get("train"), self._model.bare
         if train is None or runtime.sharded:
             found = "sharded parameters" if train is not None else "a training set that cannot be read unaugmented"
-            raise UserError("task.net.probe", found, "a training set of images on unsharded networks")
+            raise UserError("task", f"{task.fits} over {found}", "a training set of images on unsharded networks")
         rows, _ = predict(task, bare, train, _PROBE_BATCH, runtime, self._stop)
         self._model.set_parameters(runtime.on_main(lambda: task.fit(bare, rows, train), self._stop))
 
