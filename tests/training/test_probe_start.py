@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -130,6 +132,15 @@ def test_an_interrupted_run_does_not_fit_again_and_ends_with_the_same_bits(whole
     cut = run(*words, recipe=CONVNEXT, stopping=stop_after(6))
     assert cut.folder.info().status == "KILLED"
     monkeypatch.setattr("trainkit.models.linear_probe.fit", None)
+    resumed = run(*words, recipe=CONVNEXT, resume="")
+    assert resumed.folder == cut.folder and all_same(resumed, whole) and resumed.repeatable == whole.repeatable
+
+
+def test_a_run_that_goes_on_from_step_0_softens_the_probe_of_its_checkpoint(whole, words, store):
+    """The checkpoint of step 0, the best so far, holds the probe as it was scored."""
+    cut = run(*words, recipe=CONVNEXT, stopping=stop_after(1))
+    shutil.rmtree(cut.folder.checkpoints / "step-000000001")
+    assert cut.last.step == 0
     resumed = run(*words, recipe=CONVNEXT, resume="")
     assert resumed.folder == cut.folder and all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
