@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from torch import nn
 
 from trainkit.checkpoint import safe_load
 from trainkit.config import loader
+from trainkit.config.run_request import RunRequest
+from trainkit.data.images.dataset import Images
 from trainkit.errors import UserError
+from trainkit.experiments import recipe_check
 from trainkit.models import linear_probe
 from trainkit.models.timm_classifier import Classifier, timm_network
 
@@ -150,6 +154,17 @@ def test_two_processes_fit_the_probe_of_one(words, whole, store):
     scores = evaluated(2, str(CONVNEXT), *words, "train.length=1 steps")
     assert scores["probe/val/top1"] == whole.repeatable["probe/val/top1"]
     assert scores["probe/val/nll"][0][1] == pytest.approx(whole.series("probe/val/nll")[0], rel=1e-4)
+
+
+def test_data_that_is_only_read_augmented_is_refused_by_check(words, store, monkeypatch):
+    def opened(data, seed, plain=Images.open):
+        found = plain(data, seed)
+        return replace(found, evaluations={"val": found.evaluations["val"]})
+
+    monkeypatch.setattr(Images, "open", opened)
+    for act in (recipe_check.open_all, lambda request: run(*words, recipe=CONVNEXT)):
+        with pytest.raises(UserError, match="task: probe, but the data does not offer its training set"):
+            act(RunRequest(CONVNEXT, tuple(words)))
 
 
 def test_features_of_random_weights_are_refused(words):

@@ -97,6 +97,7 @@ class _Validation:
         if data is not None:
             plan.divided(recipe, data, self.world)
             plan.updates(recipe, data, self.world)
+            plan.refuse_unfitted(recipe, data)
             splits = plan.evaluated(recipe, data)
             if recipe.integrity.policy == "refuse":
                 report = data_integrity.of(data, Store.locate().home / data_integrity.FOLDER)

@@ -177,10 +177,10 @@ class Evaluator:
         task, runtime = self._recipe.task, self._runtime
         if not isinstance(task, FitsBeforeTraining) or not task.fits:
             return
-        train, bare = self._data.evaluations.get("train"), self._model.bare
-        if train is None or runtime.sharded:
-            found = "sharded parameters" if train is not None else "a training set that cannot be read unaugmented"
-            raise UserError("task", f"{task.fits} over {found}", "a training set of images on unsharded networks")
+        planning.refuse_unfitted(self._recipe, self._data)
+        if runtime.sharded:
+            raise UserError("task", f"{task.fits} over sharded parameters", "a launch config without sharding")
+        train, bare = self._data.evaluations["train"], self._model.bare
         rows, _ = predict(task, bare, train, _PROBE_BATCH, runtime, self._stop)
         self._model.set_parameters(runtime.on_main(lambda: task.fit(bare, rows, train), self._stop))
 

@@ -14,7 +14,16 @@ from trainkit.config.schema import Checkpoints, Evaluation, Recipe
 from trainkit.config.units import samples_per_update
 from trainkit.errors import UserError, number_of
 from trainkit.evaluation_protocols import Search
-from trainkit.interfaces import ComparesSamples, Dataset, DividesBlocks, Loss, NormalisesBatch, RowOrder, Split
+from trainkit.interfaces import (
+    ComparesSamples,
+    Dataset,
+    DividesBlocks,
+    FitsBeforeTraining,
+    Loss,
+    NormalisesBatch,
+    RowOrder,
+    Split,
+)
 from trainkit.training import optimizer
 
 
@@ -260,6 +269,14 @@ def protocol_rules(splits: Mapping[str, Split]) -> dict[str, str]:
     """Return the rule of each evaluation whose protocol can follow several, in words."""
     rules = {name: split.protocol.rule for name, split in splits.items() if isinstance(split.protocol, Search)}
     return {name: rule for name, rule in rules.items() if rule}
+
+
+def refuse_unfitted(recipe: Recipe, data: Dataset) -> None:
+    """Raise UserError for a task that is fitted before training, to data whose training set is only read augmented."""
+    task = recipe.task
+    if isinstance(task, FitsBeforeTraining) and task.fits and "train" not in data.evaluations:
+        found = f"{task.fits}, but the data does not offer its training set as the evaluation set `train`"
+        raise UserError("task", found, "data of kind images")
 
 
 def refuse_unheld(recipe: Recipe, plan: Plan) -> None:
