@@ -159,6 +159,23 @@ def test_draws_without_a_score_are_left_out_while_they_are_few():
     assert significance.bootstrap_interval(0.0, drawn, 100) is None
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_image_that_tells_two_networks_apart_decides_nothing(sign):
+    """A third of the draws lacks it; centring them moved that end past 0."""
+    other = np.zeros(200)
+    other[17] = sign
+    found = significance.resampled(
+        significance.Units.by(range(200), "images"), lambda often: {"top1": significance.mean(other, often)}
+    )
+    interval = significance.bootstrap_interval(sign / 200, found["top1"], 200)
+    assert interval.apart == 0 and 0 in (interval.low, interval.high)
+    other[:17] = sign
+    found = significance.resampled(
+        significance.Units.by(range(200), "images"), lambda often: {"top1": significance.mean(other, often)}
+    )
+    assert significance.bootstrap_interval(18 * sign / 200, found["top1"], 200).apart == sign
+
+
 @pytest.mark.parametrize("person", [0.0, 0.5, 1.0])
 def test_intervals_of_pairs_of_people_are_as_wide_as_people_and_pairs_make_them(person):
     """Means over 600 pairs of 100 people, a share `person` of whose variance is of the two people of a pair."""
