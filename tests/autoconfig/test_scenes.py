@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from pathlib import Path
 
@@ -156,29 +155,6 @@ def test_drawings_and_small_pictures_start_at_random(here):
 
 
 # Masks of every form
-
-
-def test_cocos_json_without_splits_is_divided_by_lists_that_name_it(here):
-    named = []
-    for n in range(10):
-        scene_sets.put(here / "set" / "images" / f"p{n}.png", scene_sets.scene(n, SIZE)[0])
-        named.append({"id": n, "file_name": f"p{n}.png", "height": SIZE[0], "width": SIZE[1]})
-    outline = [[0, 0, 80, 0, 80, 60, 0, 60]]
-    said = {
-        "images": named,
-        "annotations": [{"image_id": n, "category_id": 1 + n % 2, "segmentation": outline} for n in range(10)],
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
-    }
-    (here / "set" / "labels.json").write_text(json.dumps(said))
-    for data in ("set", "set/labels.json"):
-        new = f"{len(data)}.yaml"
-        made, _, _ = copied(data, new=new)
-        assert made.data.names is None and made.data.root == "set"
-        opened = made.data.open(0)
-        assert (opened.train.size, opened.evaluations["val"].size) == (8, 2)
-        assert opened.meta.class_names == ("background", "cat", "dog")
-        lines = Path(new).with_name(f"{len(data)}_train.txt").read_text().splitlines()
-        assert lines[0].endswith(".png,labels.json") and lines[0].startswith("images/p")
 
 
 def test_masks_without_names_have_names_to_decide(here):

@@ -33,7 +33,7 @@ from trainkit.data.formats import image_decode, insightface_bin, nifti, recordio
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people import tokenizer
 from trainkit.data.rows import row_files
-from trainkit.data.scenes import coco, files, label_maps, mask_store
+from trainkit.data.scenes import files, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.storage import image_store
 from trainkit.data.volumes import sources as volume_sources
@@ -82,7 +82,6 @@ FILES: dict[str, Callable[[Path], Any]] = {
     "recordio.read_index": recordio.read_index,
     "people_sources.find": _people,
     "scene_sources.open_scenes": lambda path: scene_sources.open_scenes(str(path)),
-    "coco.read": coco.read,
     "label_maps.read_names": label_maps.read_names,
     "volume_sources.open_volumes": volume_sources.open_volumes,
     "nifti.read_header": nifti.read_header,
@@ -518,7 +517,6 @@ DOORS: dict[str, set[str]] = {
     "pictures.decode": {"data/formats/image_decode.py PIL.Image.open",
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/formats/image_decode.py PIL.Image.open"},
-    "coco.read": {"data/scenes/outlines.py numpy.frombuffer"},
     "label_maps.read_names": {"data/folders.py json.loads"},
     "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import struct
 import zlib
 from collections.abc import Callable
@@ -14,55 +13,8 @@ from PIL import Image
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import coco
 
 MB = 1 << 20
-
-
-def of_annotation(segmentation: str, side: int = 64, others: str = "") -> Callable[[Path], Path]:
-    """A file of COCO's form with one object, whose outline is JSON text."""
-
-    def make(folder: Path) -> Path:
-        image = {"id": 0, "file_name": "a.png", "height": side, "width": side}
-        head = json.dumps({"images": [image], "categories": [{"id": 1, "name": "a"}]})[:-1]
-        one = f'{{"image_id": 0, "category_id": 1, "segmentation": {segmentation}}}'
-        path = folder / "set.json"
-        path.write_text(f'{head}, {others} "annotations": [{one}]}}')
-        return path
-
-    return make
-
-
-def painted(path: Path) -> None:
-    for mask in coco.read(path).masks.values():
-        mask.painted()
-
-
-def counts(text: str) -> str:
-    return f'{{"counts": {text}}}'
-
-
-OUTLINES = {
-    "COCO counts of 20 MB": of_annotation(counts('"' + "1" * (20 * MB) + '"'), 7000),
-    "COCO counts of 1 MB for a small image": of_annotation(counts('"' + "1" * MB + '"')),
-    "COCO counts of 2 MB, all 0, for 49 megapixels": of_annotation(counts('"' + "0" * (2 * MB - 500) + '"'), 7000),
-    "COCO counts of 2 MB that add up beyond the image": of_annotation(counts('"' + "oooo?1" * (MB // 4) + '"'), 7000),
-    "COCO counts beyond int64": of_annotation(counts('"' + "oooooooooooooooooooooo7" * 9 + '"')),
-    "COCO counts whose sum passes int64": of_annotation(counts('"' + "oooo_1" * 200_000 + '"'), 7000),
-    "COCO counts as a list of 10 million": of_annotation(counts("[" + "0," * 10_000_000 + "1]"), 7000),
-    "COCO counts as numbers beyond int64": of_annotation(counts("[" + str(10**30) + "]")),
-    "COCO counts as a number of 5,000 digits": of_annotation(counts("[" + "9" * 5000 + "]")),
-    "an outline of 10 million points": of_annotation("[[" + "1.5,2.5," * 10_000_000 + "1,2]]"),
-    "an outline of 200,000 points": of_annotation("[[" + "1,2," * 200_000 + "1,2]]"),
-    "COCO size of 600,000 texts": of_annotation('{"size": [' + '"",' * 600_000 + '""], "counts": "0"}'),
-    "an outline of 600,000 texts": of_annotation("[[" + '"",' * 600_000 + '""]]'),
-    "10 million empty polygons": of_annotation("[" + "[]," * 10_000_000 + "[]]"),
-    "an outline whose edges cross the image a million times": of_annotation(
-        "[[" + "0,0,7000,7000," * 1000 + "0,0]]", 7000
-    ),
-    "20 million numbers under another key": of_annotation("[]", others='"info": [' + "1," * 20_000_000 + "1],"),
-    "a million brackets under another key": of_annotation("[]", others='"info": ' + "[" * 1_000_000 + ","),
-}
 
 
 def png(*chunks: bytes, side: int = 8) -> bytes:
@@ -146,7 +98,6 @@ def _file(content: Callable[[], bytes]) -> Callable[[Path], Path]:
 
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
-    **{name: (make, painted) for name, make in OUTLINES.items()},
     **{name: (_file(content), _picture) for name, content in PICTURES.items()},
     **{name: (make, imported) for name, make in TABLES.items()},
 }

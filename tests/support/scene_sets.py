@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trainkit.data.scenes.files import Scene, mask_where, read_mask
+from trainkit.data.scenes.files import Scene, read_mask
 from trainkit.data.scenes.label_maps import Labels
 
 SIZE = (24, 32)
@@ -62,7 +62,7 @@ def coloured(mask: np.ndarray, void: tuple[int, int, int] = (0, 0, 0)) -> np.nda
 
 def classes_of(scene: Scene, labels: Labels) -> np.ndarray:
     """The classes of a mask, uint8 (h, w)."""
-    return labels.classes(read_mask(scene, labels.coloured), mask_where(scene))
+    return labels.classes(read_mask(scene, labels.coloured), str(scene.mask))
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", palette: Sequence[Sequence[int]] | None = None) -> bytes:

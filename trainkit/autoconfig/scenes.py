@@ -25,12 +25,11 @@ from trainkit.config.schema import Recipe
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes import files, verify
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.coco import CocoMask
 from trainkit.data.scenes.dataset import LEAST, Scenes
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.scenes.verify import Audit, NamedSet
+from trainkit.data.scenes.verify import Audit
 from trainkit.data.split import Holdout
 from trainkit.data.threads import each, threads
 from trainkit.errors import UserError, few, number_of
@@ -64,7 +63,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     source = opened(train)
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
     labels = source.labels or verify.guessed(some)
-    looked = NamedSet(train, some, labels, train=False).examine(decode=False)  # of a class the whole set may have some
+    looked = verify.examine(some, labels, decode=False)
     if looked.damage:
         found = looked.damage[0].removeprefix(f"{looked.where}: ")
         found += "\n" if "\n" in found else ""
@@ -74,7 +73,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     if not sets:
         train, sets, count = _divided(fitted, source)
     fitted.put("data.train", train)
-    if source.labels is None or (fitted.files and not source.is_painted):
+    if source.labels is None or fitted.files:
         _say_labels(fitted, labels, source)
     pixels = dict(zip(looked.names, looked.counts[:, :-1].sum(0).tolist(), strict=True))
     median = np.median(looked.shapes, axis=0).astype(int).tolist()
@@ -165,9 +164,7 @@ def _divided(fitted: Fitted, source: SceneSource) -> tuple[str, dict[str, str], 
     if len(source) < 2:
         found = number_of(len(source), "images")
         raise UserError(source.where, found, "2 or more: one for training, one for evaluation")
-    masks = (scene.mask for scene in source.scenes)
-    files_of = [mask.file if isinstance(mask, CocoMask) else mask for mask in masks]
-    lines = [(scene.image, file) for scene, file in zip(source.scenes, files_of, strict=True)]
+    lines = [(scene.image, scene.mask) for scene in source.scenes]
     root = Path(os.path.commonpath({path.parent for line in lines for path in line}))
     held = set(Holdout(SCORED, "image", "images").choose(source.ids(), _SEED).tolist())
     lists = {"train": io.StringIO(), "val": io.StringIO()}

@@ -194,7 +194,7 @@ def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
     """Describe the data at PATH: sizes, classes, counts.
 
     PATH is a packed data set, a folder of NIfTI files (their headers are read), a set of people, images with masks (a
-    list, a folder, or a recipe that names them), for which the share of pixels of each class is reported too.
+    list or a folder), for which the share of pixels of each class is reported too.
 
     Example: trainkit data info photos-packed
     """
@@ -262,8 +262,7 @@ def verify(
     """Read all data at PATH and report damaged or unusual files.
 
     PATH is a packed data set, NIfTI files, a set of people, or images with masks. Splits in a folder, such as train and
-    val, are also compared with each other. With a recipe of images with masks, each of its data sets is read, and its
-    crop and scales are checked against the images. Damage is exit code 2.
+    val, are also compared with each other. Damage is exit code 2.
 
     Example: trainkit data verify photos-packed --against test-packed
     """

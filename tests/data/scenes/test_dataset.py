@@ -386,9 +386,10 @@ def test_wrong_masks_are_found_before_pictures_are_packed(tmp_path, monkeypatch)
 
 def test_long_images_that_the_short_side_makes_too_large_are_refused(home):
     shapes = np.array([[2, 50_000], [64, 96]])
-    error = block(home, short_side=512).size_error("data.train", ["long", "short"], shapes)
-    assert error is not None and error.expected == "67,108,864 pixels or fewer"
-    assert error.found.startswith("1 of 2 images, of which data.short_side makes too many pixels: long (2 x 50000)")
+    with pytest.raises(UserError) as error:
+        block(home, short_side=512)._check_size("data.train", ["long", "short"], shapes)
+    assert error.value.expected == "67,108,864 pixels or fewer"
+    assert error.value.found.startswith("1 of 2 images, of which data.short_side makes too many pixels: long (2 x")
 
 
 def test_missing_files_are_said_by_key(tmp_path):

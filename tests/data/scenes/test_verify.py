@@ -65,42 +65,30 @@ def ask(*words, code=0):
 def test_nothing_is_said_of_sets_that_are_well(root, cache):
     assert verify.verify(root, names=NAMES) == []
     assert verify.verify(f"{root}#val", names=NAMES) == []
-    assert verify.verify(recipe(root)) == []
     assert not cache.exists(), "nothing is written"
     opened(root)
 
 
-def test_colours_that_are_not_in_the_table(tmp_path):
-    file = scene_sets.listed(tmp_path / "set", (4, 2), colour=True)
-    colours = scene_sets.coloured(scene_sets.scene(1)[1])
-    colours[3:5, 20:30] = (1, 2, 3)
-    scene_sets.put(tmp_path / "set/data/train/p001.png", colours)
-    palette = {name: list(colour) for name, colour in scene_sets.palette().items()}
-    more, lists = f", palette: {palette}, ignore: [[0, 0, 0]]", (file, file.with_name("val.txt"))
-    found = verify.verify(recipe(tmp_path / "set", names=None, more=more, sets=lists))
-    assert len(found) == 1
-    said = r"data\.train .*: 1 of 4 masks hold colours outside the classes, \[1, 2, 3\] \(20 pixels of 1\):\n"
-    assert re.match(said, found[0]) and "p001.png" in found[0]
+def test_colours_and_values_that_are_not_in_the_table(root, tmp_path):
+    classes = mask(root, "p001")
+    classes[3:5, 20:30] = 9
+    put_mask(root, "p001", classes)
+    (found,) = verify.verify(f"{root}#train", names=NAMES)
+    said = r".*#train: 1 of 6 masks hold values outside the classes, 9 \(20 pixels of 1\):\n"
+    assert re.match(said, found) and "p001.png" in found
     # Without a table whatever colours there are count as classes, and that is said.
+    file = scene_sets.listed(tmp_path / "coloured", (4, 2), colour=True)
     (line,) = verify.verify(file)
-    assert line.startswith("warning: ") and "its 6 colours" in line and "[1, 2, 3]" in line
+    assert line.startswith("warning: ") and "its 5 colours" in line
 
 
-def test_sets_that_are_not_there_are_all_named(tmp_path):
-    file = recipe(tmp_path / "nothing")
-    found = verify.verify(file)
-    assert len(found) == 2 and all("does not exist" in line for line in found)
-    assert "data.train" in found[0] and "data.evaluate.val" in found[1]
+def test_a_set_that_is_not_there_is_named(tmp_path):
     assert "does not exist" in ask("data", "verify", tmp_path / "nosuch.txt", code=2)
 
 
 def test_images_that_a_recipe_makes_too_large_are_told(root):
-    found = verify.verify(recipe(root, more=", short_side: 16384"))
-    with pytest.raises(
-        UserError, match=r"data\.train: 6 of 6 images, of which data\.short_side makes too many"
-    ) as error:
+    with pytest.raises(UserError, match=r"data\.train: 6 of 6 images, of which data\.short_side makes too many"):
         opened(root, more=", short_side: 16384")
-    assert str(error.value) == found[0] and "3 of 3 images" in found[1] and len(found) == 2
 
 
 def copy(root, split, one, to_split, other, masks=True):
@@ -111,12 +99,8 @@ def copy(root, split, one, to_split, other, masks=True):
 
 def test_pictures_in_two_splits_are_a_problem_where_they_are_refused(root, caplog):
     copy(root, "train", "p004", "val", "p001", masks=False)
-    (found,) = verify.verify(recipe(root))
-    assert re.match(r"data\.evaluate\.val .*: 1 of its 3 images are in data\.train .*: p001.* = p004", found)
     with pytest.raises(UserError, match="train/test leakage"):
         opened(root)
-    (found,) = verify.verify(recipe(root, more=", leakage: allow"))
-    assert found.startswith("warning: data.evaluate.val")
     with caplog.at_level("WARNING"):
         opened(root, more=", leakage: allow")
     assert "its metrics are too optimistic" in caplog.text
@@ -176,8 +160,6 @@ def test_values_count_as_classes_where_nothing_names_them(root):
     found = verify.verify(root)
     assert len(found) == 2 and all(line.startswith("warning: ") for line in found)
     assert "its 4 values have no class names, so each counts as a class: 0, 1, 2, 3" in found[0]
-    found = verify.verify(recipe(root, names=None))
-    assert len(found) == 2 and all("the values in its masks have no class names" in line for line in found)
     with pytest.raises(UserError, match="the values in its masks"):
         opened(root, names=None)
 
@@ -192,7 +174,6 @@ def test_a_set_is_described_by_its_pixels(root):
     assert f"  {NAMES[2]:14} {share:.2%} of the labelled pixels, in {times} images" in lines
     assert f"without class  {(drawn == 255).mean():.2%} of the pixels" in text and "size           24 x 32" in text
     assert ask("data", "info", root, "--names", ",".join(NAMES)).partition("Next: ")[0] == text + "\n"
-    assert "data.train (" in ask("data", "info", recipe(root))
     (root / "trainannot/p005.png").write_bytes(b"nothing")
     assert "warning: 1 of 6 masks cannot be read" in "\n".join(verify.described(root, names=NAMES))
 
@@ -200,11 +181,10 @@ def test_a_set_is_described_by_its_pixels(root):
 def test_commands_say_how_many_and_end_with_2(root, tmp_path):
     assert f"{root}: 0 problems, 2 to look at" in ask("data", "verify", root)
     put_mask(root, "p002", np.full(scene_sets.SIZE, 200))
-    file = recipe(root)
-    assert f"{file}: 1 problem, 0 to look at" in ask("data", "verify", file, code=2)
+    place = f"{root}#train"
+    assert f"{place}: 1 problem, 0 to look at" in ask("data", "verify", place, "--names", ",".join(NAMES), code=2)
     assert "--patient is for NIfTI files" in ask("data", "verify", root, "--patient", "(.)", code=2)
     assert "2 to 255 are needed" in ask("data", "verify", root, "--names", "one", code=2)
-    assert "expected one with data scenes" in ask("data", "verify", "recipes/convnext.yaml", code=2)
     (tmp_path / "empty").mkdir()
     assert "no manifest.json" in ask("data", "verify", tmp_path / "empty", code=2)
 

@@ -12,11 +12,10 @@ from pydantic import Field
 from trainkit.config.ranges import Deviation, Fraction
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import boundary_distance, label_maps, mask_store
+from trainkit.data.scenes import boundary_distance, checks, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.boundary_distance import Distance
-from trainkit.data.scenes.checks import oddities
 from trainkit.data.scenes.label_maps import Colour, Labels
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
@@ -46,7 +45,7 @@ class Scenes:
     with sliding windows), NAME.few and NAME.overlays (images of predictions), and so does `train`."""
 
     train: str
-    """Training set: a list of images and masks (`.txt`, `.csv`), folders of images and masks, COCO JSON, the layout of
+    """Training set: a list of images and masks (`.txt`, `.csv`), folders of images and masks, the layout of
     CamVid or Cityscapes, or `sample:scenes`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`."""
@@ -138,8 +137,7 @@ class Scenes:
             found[name] = source, self.agreed(key(name), source, found["train"][1] if found else None)
         packed = {name: self._packed(name, *one) for name, one in found.items()}
         for name, one in packed.items():
-            if error := self.size_error(key(name), one.ids, one.shapes):
-                raise error
+            self._check_size(key(name), one.ids, one.shapes)
         whole = packed["train"]
         train = SceneCrops("train", whole, self.base(whole.shapes), self.mean, self.std, seed, self.crop, self.augment)
         evaluations: dict[str, WholeScenes] = {}
@@ -170,13 +168,13 @@ class Scenes:
             return np.ones(len(shapes))
         return self.short_side / shapes.min(1)
 
-    def size_error(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> UserError | None:
-        """Return the error of images of `shapes` (n, 2), of the set of a key, that `short_side` makes too large."""
+    def _check_size(self, where: str, ids: Sequence[str], shapes: np.ndarray) -> None:
+        """Raise UserError for images of `shapes` (n, 2), of the set of a key, that `short_side` makes too large."""
         if not len(large := np.flatnonzero(shapes.prod(1) * self.base(shapes) ** 2 > CROP_LIMIT)):
-            return None
+            return
         listed = few(f"{ids[row]} ({shapes[row][0]} x {shapes[row][1]})" for row in large.tolist())
         found = f"{len(large)} of {len(shapes)} images, of which data.short_side makes too many pixels: {listed}"
-        return UserError(where, found, f"{CROP_LIMIT:,} pixels or fewer", "lower data.short_side, or cut them")
+        raise UserError(where, found, f"{CROP_LIMIT:,} pixels or fewer", "lower data.short_side, or cut them")
 
     def agreed(self, where: str, source: SceneSource, first: Labels | None) -> Labels:
         """Return how the masks of the set of a key are read; `first` are the classes of the training set.
@@ -196,9 +194,9 @@ class Scenes:
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
         # Masks first: they are quick to pack, and most errors are in them.
         masks = mask_store.pack_masks_once(source, labels, self.size)
-        pixels, place = np.asarray(masks.counts).sum(0), f"{key(name)} ({source.where})"
-        numbers = not labels.coloured and not source.is_painted
-        if error := masks.losses.error(place, masks.names, pixels, train=name == "train", numbers=numbers):
+        place, counts = f"{key(name)} ({source.where})", np.asarray(masks.counts)
+        train, numbers = name == "train", not labels.coloured
+        if error := checks.mistake(place, masks.names, masks.there, counts, train=train, numbers=numbers):
             raise error
         size = self.size
         if size is None and (masks.shapes == masks.shapes[0]).all():
@@ -240,7 +238,7 @@ class Scenes:
         for name, one in packed.items():
             masks, pictures = one.masks, np.asarray(one.pictures.contents())
             counts, prints = np.asarray(masks.counts), np.asarray(masks.fingerprints)
-            odd = oddities(one.ids, masks.names, counts, pictures, prints, masks.losses)
+            odd = checks.oddities(one.ids, masks.names, masks.there, counts, pictures, prints)
             yield from (f"{key(name)}: {text}" for text in odd)
 
 

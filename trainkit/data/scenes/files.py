@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -17,10 +16,6 @@ from trainkit.data.formats import image_decode
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.verification import Mistake
 from trainkit.errors import UserError
-
-if TYPE_CHECKING:
-    from trainkit.data.scenes.coco import CocoMask
-    from trainkit.data.scenes.outlines import Painted
 
 _MASK_FORMATS = ("PNG", "BMP")
 _UNPACKED = {"L;2": 85, "L;4": 17}
@@ -34,8 +29,7 @@ class Scene:
     id: str
     """Its name in the source: the path of the image below its folder. No two of a source are alike."""
     image: Path
-    mask: Path | CocoMask
-    """A file, or the outlines of objects."""
+    mask: Path
     where: str
     """Its place in words, for messages."""
 
@@ -47,9 +41,7 @@ def read_mask(scene: Scene, coloured: bool = False) -> np.ndarray:
     (`Labels.coloured`) they are colours, of which white is 255. Alpha is dropped. Raises UserError for anything
     damaged, too large, animated, or of another format.
     """
-    where = mask_where(scene)
-    if not isinstance(scene.mask, Path):
-        return scene.mask.painted().classes
+    where = str(scene.mask)
     with image_decode.open_image(scene.mask, where) as picture:
         if picture.format not in _MASK_FORMATS:  # JPEG and WebP change values
             raise UserError(where, f"a {picture.format} file", "a mask as PNG", "save the masks again, as PNG")
@@ -81,29 +73,22 @@ def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
     return colours[indices]
 
 
-def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> tuple[np.ndarray, Painted | None]:
-    """Read the classes of a mask, uint8 (h, w), and what it was painted from, where it is of outlines.
+def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> np.ndarray:
+    """Read the classes of a mask, uint8 (h, w).
 
     Raises Mistake for a mask that cannot be read, whose values or colours are none of `labels`, or that is not of
     `shape`, height and width of its image.
     """
-    where = mask_where(scene)
+    where = str(scene.mask)
     try:
-        painted = None if isinstance(scene.mask, Path) else scene.mask.painted()
-        stored = read_mask(scene, labels.coloured) if painted is None else painted.classes
-        classes = labels.classes(stored, where)
+        classes = labels.classes(read_mask(scene, labels.coloured), where)
     except UserError as error:
         raise error if isinstance(error, Mistake) else Mistake("masks cannot be read", error) from None
     if classes.shape != shape:
         turned = " (is it rotated by its EXIF orientation?)" if classes.shape == shape[::-1] else ""
         found = f"{classes.shape[1]} x {classes.shape[0]} pixels, its image {shape[1]} x {shape[0]}{turned}"
         raise Mistake("masks differ in size from their images", UserError(where, found))
-    return classes, painted
-
-
-def mask_where(scene: Scene) -> str:
-    """Return the place of the mask of a scene in words, for messages."""
-    return str(scene.mask) if isinstance(scene.mask, Path) else scene.mask.where
+    return classes
 
 
 def picture_bytes(scene: Scene) -> bytes:

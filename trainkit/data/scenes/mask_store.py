@@ -18,7 +18,8 @@ class, or `IGNORED`) also have
 | `fingerprint` | `fingerprints.npy` | uint64, BLAKE2b of each mask, for finding duplicates                          |
 
 Names and colours of the classes are in `manifest.json`, and `originals`, SHA-256 of what was packed: names of images,
-names of classes, and the classes of all pixels before masks were resized.
+names of classes, and the classes of all pixels before masks were resized. `objects` counts under `there` the images
+whose files have each class.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import functools
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -40,8 +41,8 @@ from trainkit.data.formats import image_decode
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import ABSENT, REBUILD, Column, Form, Layout, Part, Text, is_count, is_list, is_text
 from trainkit.data.rows.writer import Writer
-from trainkit.data.scenes import files, lost_classes
-from trainkit.data.scenes.lost_classes import Annotated, Losses, annotated, resized
+from trainkit.data.scenes import files
+from trainkit.data.scenes.augment import nearest
 from trainkit.data.threads import attempt, each, threads
 from trainkit.errors import UserError, listing, number_of
 from trainkit.files import Json
@@ -111,6 +112,14 @@ def packed(values: np.ndarray) -> dict[str, object]:
     return {"shape": values.shape, "crc": zlib.crc32(stream), "map": stream}
 
 
+def resized(mask: np.ndarray, size: tuple[int, int] | None) -> np.ndarray:
+    """Resize a mask to `size` (height, width): every pixel has the class of the one that its centre lies in."""
+    if size is None or mask.shape == tuple(size):
+        return mask
+    rows, columns = map(nearest, mask.shape, size)
+    return mask[rows[:, None], columns]
+
+
 def fingerprint(mask: np.ndarray) -> int:
     """Compute 64 bits of BLAKE2b over the shape and the classes of a mask."""
     state = hashlib.blake2b(repr(mask.shape).encode(), digest_size=8)
@@ -132,7 +141,7 @@ class PackedMasks(CompressedMaps):
         "names": lambda names: is_list(names, is_text, range(1, IGNORED + 1)),
         "colours": lambda colours: is_list(colours, lambda colour: _is_numbers(colour, 3, 255)),
         "size": lambda size: size is None or _is_numbers(size, 2, 1 << 24),
-        "objects": lambda losses: losses is ABSENT or lost_classes.read(losses) is not None,
+        "objects": lambda said: said is ABSENT or (isinstance(said, dict) and is_list(said.get("there"), is_count)),
     }
     IDENTITY = ("rows", "names")
 
@@ -157,9 +166,10 @@ class PackedMasks(CompressedMaps):
         return tuple(self.manifest["names"])
 
     @property
-    def losses(self) -> Losses:
-        """Counts of what is left of the annotations."""
-        return lost_classes.read(self.manifest.get("objects")) or Losses()
+    def there(self) -> Sequence[int]:
+        """How many images have each class before masks are resized."""
+        said = self.manifest.get("objects")
+        return (self.counts[:, :-1] > 0).sum(0).tolist() if said is None else said["there"]
 
     def mask(self, row: int) -> np.ndarray:
         """Read the class of every pixel of a row, uint8 (height, width), not to be written to; `IGNORED` for none.
@@ -175,6 +185,8 @@ class PackedMasks(CompressedMaps):
         sizes = self.shapes.astype(np.int64).prod(1)
         if (self.counts < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
             raise self.damaged("rows.arrow", "counts that do not match the sizes of masks")
+        if len(self.there) != len(self.names):
+            raise self.damaged("manifest.json", f"objects of {len(self.there)} classes", f"{len(self.names)}")
 
 
 def _columns(classes: int) -> Layout:
@@ -202,36 +214,37 @@ def pack_masks_once(source: SceneSource, labels: Labels, size: tuple[int, int] |
 def _write(
     folder: Path, source: SceneSource, labels: Labels, size: tuple[int, int] | None, on_progress: Progress
 ) -> None:
-    def prepare(scene: Scene) -> tuple[dict[str, object], bytes, Annotated]:
-        """Return the columns of a mask, its SHA-256 before it is resized, and what is annotated in it."""
-        mask, painted = files.read_classes(scene, labels, files.header(scene)[0])
+    def prepare(scene: Scene) -> tuple[dict[str, object], bytes, np.ndarray]:
+        """Return the columns of a mask, its SHA-256 before it is resized, and which classes it had."""
+        mask = files.read_classes(scene, labels, files.header(scene)[0])
         original = hashlib.sha256(repr(mask.shape).encode() + np.ascontiguousarray(mask).tobytes()).digest()
-        found, mask = annotated(mask, painted, size), resized(mask, size)
+        had, mask = counted(mask, len(labels.names))[:-1] > 0, resized(mask, size)
         counts = {"counts": counted(mask, len(labels.names)), "fingerprint": fingerprint(mask)}
-        return {"id": scene.id, **packed(mask), **counts}, original, found
+        return {"id": scene.id, **packed(mask), **counts}, original, had
 
-    images: list[tuple[str, Annotated]] = []
-    originals, bad = list[bytes](), list[str]()
+    there = np.zeros(len(labels.names), np.int64)
+    ids, originals, bad = list[str](), list[bytes](), list[str]()
     with Writer(folder, _columns(len(labels.names))) as writer:
         for scene, row in zip(source.scenes, each(attempt(prepare), source.scenes, threads()), strict=True):
             if isinstance(row, UserError):
                 bad.append(str(row))
             else:
-                columns, original, found = row
+                columns, original, had = row
                 writer.add(columns)
                 originals.append(original)
-                images.append((scene.id, found))
-            on_progress(len(images) + len(bad), len(source))
+                ids.append(scene.id)
+                there += had
+            on_progress(len(ids) + len(bad), len(source))
         if bad:
             found = f"{number_of(len(bad), 'masks that cannot be used', 'mask that cannot be used')}:{listing(bad)}\n"
             raise UserError(source.where, found, remedy="`trainkit data verify` lists all of them")
-        named = json.dumps([[id for id, _ in images], labels.names]).encode()
+        named = json.dumps([ids, labels.names]).encode()
         manifest = {
             "rows": writer.rows,
             "names": list(labels.names),
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
-            "objects": dataclasses.asdict(lost_classes.losses(labels.names, images)),
+            "objects": {"there": there.tolist()},
             "made_from": f"{source.kind} {Path(source.where).name}",
             "originals": hashlib.sha256(named + b"".join(originals)).hexdigest(),
         }

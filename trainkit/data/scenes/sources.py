@@ -3,13 +3,12 @@
 | layout                                                            | splits                    |
 |-------------------------------------------------------------------|---------------------------|
 | a list (`.txt`, `.csv`), see `image_lists`                        | a list each               |
-| masks in COCO's JSON: a file, or the folder it lies in            | names of files, folders   |
 | `images` and `masks` (`labels`, `annotations`), split below       | folders such as `train`   |
 | or above them, or not at all; `leftImg8bit`, `gtFine`             |                           |
 | `train`, `trainannot`, `val`, `valannot`: CamVid's                | `#train`, `#val`, any     |
 | `sample:scenes`                                                   | `#train`, `#val`          |
 
-Classes are named by the set's JSON, by `names.json` in its folder, by the names of all mask files where these are of a
+Classes are named by `names.json` in its folder, by the names of all mask files where these are of a
 published set (`label_maps.published`), or by the recipe. Only names of files are looked at here, and nothing is
 decoded. What is there and not used is said in `left_out`.
 """
@@ -26,8 +25,7 @@ from pathlib import Path
 from trainkit.data import folders, hub, source_splits, sources
 from trainkit.data.formats.image_decode import is_called_picture
 from trainkit.data.record import Record, Source
-from trainkit.data.scenes import coco, image_lists, label_maps
-from trainkit.data.scenes.coco import CocoMask
+from trainkit.data.scenes import image_lists, label_maps
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.errors import UserError, few, number_of
@@ -47,7 +45,7 @@ _BESIDE = ("annot", "_annot", "_labels", "_masks")
 """Ends of the name of a folder of masks beside that of images."""
 
 KNOWN = """\
-a list of `image,label` a line (.txt, .csv); masks in COCO's JSON; folders train and trainannot; images and masks; \
+a list of `image,label` a line (.txt, .csv); folders train and trainannot; images and masks; \
 leftImg8bit and gtFine (Cityscapes)"""
 
 _IMAGE_TAIL = re.compile(r"(.+?)[_-](leftImg8bit|image|img)", re.IGNORECASE)
@@ -74,11 +72,6 @@ class SceneSource:
 
     def __len__(self) -> int:
         return len(self.scenes)
-
-    @property
-    def is_painted(self) -> bool:
-        """True where masks are painted from outlines."""
-        return any(isinstance(scene.mask, CocoMask) for scene in self.scenes)
 
     def ids(self) -> list[str]:
         """Return the name of each scene."""
@@ -112,15 +105,14 @@ def open_scenes(text: str, part: str = "train", root: str | None = None) -> Scen
         path, split = sources.split_of(locate(text))
         if not path.exists():
             raise UserError(str(path), "does not exist", "a set of images with masks")
-        if path.suffix.lower() == ".json" and split is None and coco.is_coco(path):
-            return _coco(path, str(path), None if root is None else locate(root))
         if path.is_dir():
             return _folder(path, split, part)
         if path.suffix.lower() not in (".txt", ".csv"):
-            raise UserError(str(path), "a file of unknown kind", KNOWN)
+            remedy = "paint outlines of COCO's JSON as masks: docs/reference/data/segmentation.md"
+            raise UserError(str(path), "a file of unknown kind", KNOWN, remedy * (path.suffix.lower() == ".json"))
         source_splits.refuse(split, str(path), "list")
-        scenes, labels = image_lists.read(path, path.parent if root is None else locate(root))
-        return _made("image list", str(path), scenes, (path,), labels)
+        scenes = image_lists.read(path, path.parent if root is None else locate(root))
+        return _made("image list", str(path), scenes, (path,))
     except OSError as error:  # a name too long, a folder that may not be entered
         raise UserError(text[:300], f"cannot be read ({error.strerror or error})", "a set of images") from None
 
@@ -143,23 +135,16 @@ def _sample(text: str, part: str) -> SceneSource:
     return replace(open_scenes(f"{drawn.folder()}#{split or part}"), kind="synthetic scenes", labels=labels)
 
 
-def _coco(file: Path, where: str, root: Path | None = None) -> SceneSource:
-    said = coco.read(file)
-    base = coco.image_root(file, list(said.masks), root)
-    scenes = [Scene(name, base / name, mask, mask.where) for name, mask in said.masks.items()]
-    return _made("COCO's JSON", where, scenes, (file,), said.labels)
-
-
 def _made(
     kind: str,
     where: str,
     scenes: Sequence[Scene],
     also: tuple[Path, ...],
-    labels: Labels | None,
+    labels: Labels | None = None,
     left_out: tuple[str, ...] = (),
 ) -> SceneSource:
     """Return a source of files. Without `labels` the names of all mask files may say which published set they are."""
-    masks = [scene.mask if isinstance(scene.mask, Path) else scene.mask.file for scene in scenes]
+    masks = [scene.mask for scene in scenes]
     if labels is None and (known := label_maps.published(masks)) is not None:
         kind, labels = known[0] if kind == _FOLDERS else kind, known[1]
     files = dict.fromkeys((*also, *(scene.image for scene in scenes), *masks))
@@ -172,11 +157,7 @@ def _made(
 def _folder(root: Path, split: str | None, part: str) -> SceneSource:
     splits = _pairs_of_folders(root, split)
     if not splits:
-        if not (files := coco.find(root)):
-            raise UserError(str(root), "a folder of unknown layout, or without images", KNOWN)
-        name, found = source_splits.choose(files, split, str(root), part)
-        (file,) = _only(root, [(file,) for file in found])
-        return _coco(file, f"{root}#{name}" if name else str(root))
+        raise UserError(str(root), "a folder of unknown layout, or without images", KNOWN)
     name, pairs = source_splits.choose(splits, split, str(root), part)
     images, masks = _only(root, pairs)
     where = f"{root}#{name}" if name else str(root)

@@ -1,7 +1,7 @@
-"""Reading every image and mask of sets of scenes, naming what is damaged or odd, and saying what a set is like.
+"""Read every image and mask of sets of scenes, name what is damaged or odd, and say what a set is like.
 
 What a training refuses when it starts is named here as well, with everything else that is wrong, and nothing is
-written: `trainkit data verify RECIPE.yaml`, or the list or folder of a set alone. Sets are compared with each other.
+written: `trainkit data verify FOLDER`, or a list. Sets are compared with each other.
 """
 
 from __future__ import annotations
@@ -11,32 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data import kinds, sources, verification
+from trainkit.data import sources, verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
 from trainkit.data.leakage import Held
-from trainkit.data.scenes import files, label_maps, lost_classes, mask_store
+from trainkit.data.scenes import checks, files, label_maps, mask_store
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.checks import oddities
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.scenes.lost_classes import Annotated
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.split import key as key_of
 from trainkit.data.storage import image_store
 from trainkit.data.threads import attempt, each, threads
 from trainkit.data.verification import WARNING, Examined, Step
 from trainkit.data.verify_images import sizes
 from trainkit.errors import UserError, few
 
-if TYPE_CHECKING:
-    from trainkit.data.scenes.dataset import Scenes
-
-_RECIPES = frozenset({".yaml", ".yml"})
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
 
@@ -55,57 +48,37 @@ class Audit(Examined):
     """int64 (n, classes + 1), pixels of each class, and last of those without one."""
 
 
-@dataclass(frozen=True)
-class NamedSet:
-    """A set whose files are to be read, and how its masks are."""
-
-    name: str
-    """The key of a recipe that names it; else its place."""
-    source: SceneSource
-    labels: Labels
-    """Content of its masks."""
-    size: tuple[int, int] | None = None
-    """Height and width to which a recipe brings masks; None for as they are."""
-    train: bool = True
-    """Whether something must be left of each class, as it is trained on."""
-
-    @property
-    def where(self) -> str:
-        """Key and place."""
-        return self.name if self.name == self.source.where else f"{self.name} ({self.source.where})"
-
-    def examine(self, step: Step = lambda: None, decode: bool = True) -> Audit:
-        """Read all images and masks; without `decode`, of images only the headers."""
-        where, names, source = self.where, self.labels.names, self.source
-        read = partial(_read, labels=self.labels, decode=decode, size=self.size)
-        found = list(verification.read_all(read, source.scenes, step))
-        good = [one for one in found if isinstance(one, _Seen)]
-        errors = [one for one in found if isinstance(one, UserError)]
-        ids, losses = tuple(seen.id for seen in good), lost_classes.losses(names, [(s.id, s.found) for s in good])
-        counts = np.asarray([seen.counts for seen in good], np.int64).reshape(-1, len(names) + 1)
-        prints, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
-        prints = prints if decode else np.arange(len(good), dtype=np.uint64)
-        damage = verification.damage(where, "images cannot be used", errors, len(source))
-        numbers = not self.labels.coloured and not source.is_painted
-        if good and (error := losses.error(where, names, counts.sum(0), train=self.train, numbers=numbers)):
-            damage.append(str(error))
-        odd = [f"{len(source.left_out)} left out: {few(source.left_out)}"] if source.left_out else []
-        odd += oddities(ids, names, counts, prints, masks, losses)
-        if turned := [seen.id for seen in good if seen.turned]:
-            odd.append(
-                f"{len(turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
-                f"sizes do not show whether their masks are too: {few(turned)}"
-            )
-        return Audit(
-            where=where,
-            held=Held(prints=prints, names=lambda places: [ids[place] for place in places]),
-            damage=damage,
-            odd=odd,
-            names=names,
-            ids=ids,
-            shapes=np.asarray([seen.shape for seen in good], np.int64).reshape(-1, 2),
-            counts=counts,
+def examine(source: SceneSource, labels: Labels, step: Step = lambda: None, decode: bool = True) -> Audit:
+    """Read all images and masks of a set; without `decode`, of images only the headers."""
+    where, names = source.where, labels.names
+    found = list(verification.read_all(partial(_read, labels=labels, decode=decode), source.scenes, step))
+    good = [one for one in found if isinstance(one, _Seen)]
+    errors = [one for one in found if isinstance(one, UserError)]
+    ids = tuple(seen.id for seen in good)
+    counts = np.asarray([seen.counts for seen in good], np.int64).reshape(-1, len(names) + 1)
+    prints, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
+    prints = prints if decode else np.arange(len(good), dtype=np.uint64)
+    damage = verification.damage(where, "images cannot be used", errors, len(source))
+    there = (counts[:, :-1] > 0).sum(0)
+    if good and (error := checks.mistake(where, names, there, counts, train=False, numbers=not labels.coloured)):
+        damage.append(str(error))
+    odd = [f"{len(source.left_out)} left out: {few(source.left_out)}"] if source.left_out else []
+    odd += checks.oddities(ids, names, there, counts, prints, masks)
+    if turned := [seen.id for seen in good if seen.turned]:
+        odd.append(
+            f"{len(turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
+            f"sizes do not show whether their masks are too: {few(turned)}"
         )
+    return Audit(
+        where=where,
+        held=Held(prints=prints, names=lambda places: [ids[place] for place in places]),
+        damage=damage,
+        odd=odd,
+        names=names,
+        ids=ids,
+        shapes=np.asarray([seen.shape for seen in good], np.int64).reshape(-1, 2),
+        counts=counts,
+    )
 
 
 class _Seen(NamedTuple):
@@ -117,26 +90,25 @@ class _Seen(NamedTuple):
     picture: int
     mask: int
     turned: bool
-    found: Annotated
 
 
-def _read(scene: Scene, labels: Labels, decode: bool, size: tuple[int, int] | None) -> _Seen:
+def _read(scene: Scene, labels: Labels, decode: bool) -> _Seen:
     shape, turn = files.header(scene)
     picture = 0
     if decode:
         pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
         shape, picture = pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
-    classes, painted = files.read_classes(scene, labels, shape)
+    classes = files.read_classes(scene, labels, shape)
     # By a quarter (5 to 8) shows in the size, unless that is square.
     turned = turn in range(2, 9 if shape[0] == shape[1] else 5)
     counts, mask = mask_store.counted(classes, len(labels.names)), mask_store.fingerprint(classes)
-    return _Seen(scene.id, shape, counts, picture, mask, turned, lost_classes.annotated(classes, painted, size))
+    return _Seen(scene.id, shape, counts, picture, mask, turned)
 
 
 def holds_scenes(path: Path | str) -> bool:
-    """Return whether `path` is a recipe, a list, or holds images and masks in a known layout."""
+    """Return whether `path` is a list, or holds images and masks in a known layout."""
     text = str(path)
-    if Path(text).suffix.lower() in _RECIPES | _LISTS or text.startswith(scene_sources.SAMPLE):
+    if Path(text).suffix.lower() in _LISTS or text.startswith(scene_sources.SAMPLE):
         return True
     if (sources.split_of(text)[0] / "manifest.json").is_file():
         return False
@@ -151,58 +123,40 @@ def verify(
     *,
     against: Sequence[Path | str] = (),
     names: Sequence[str] | None = None,
-    plugins: Sequence[str] = (),
     on_progress: Progress | None = None,
 ) -> list[str]:
-    """Read all that a recipe of scenes names, or the set at `path` with its splits. Sentences; empty when all is well.
+    """Read the set at `path` with its splits. Sentences; empty when all is well.
 
-    Damage, which a training refuses: what is named and not there, what cannot be decoded, masks of another size than
-    their images, values or colours that stand for no class, sets without a label; of a recipe also, unless `leakage` is
-    `allow`, images that are trained on and scored. What begins with `warning: ` is only odd: classes without a pixel,
+    Damage, which a training refuses: what cannot be decoded, masks of another size than their images, values or colours
+    that stand for no class, sets without a label. What begins with `warning: ` is only odd: classes without a pixel,
     images twice in a set, in two of its splits or in one of `against`. `names` are those of the values 0, 1, ... in
     masks, where the layout does not know; without any, whatever values there are count as classes.
     """
     try:
-        data, sets, said = _sets(path, names, plugins)
+        sets, said = _sets(path, names)
     except UserError as error:
         return [str(error)]
-    others = [one for place in against for one in _found(place, names)[0]]
-    step = verification.steps(on_progress, sum(len(one.source) for one in (*sets, *others)))
-    own, compared = ([one.examine(step) for one in some] for some in (sets, others))
-    if data is None:
-        return said + verification.sentences(own, compared)
-    train = next((seen for one, seen in zip(sets, own, strict=True) if one.train), None)
-    for one, seen in zip(sets, own, strict=True):
-        shapes = seen.shapes if data.size is None else np.tile(data.size, (len(seen.ids), 1))
-        if len(seen.ids) and (error := data.size_error(one.name, seen.ids, shapes)):
-            said.append(str(error))
-        if train is not None and not one.train:
-            begin = "" if data.leakage == "refuse" else WARNING
-            said += (f"{begin}{text}" for text in verification.shared(seen, train))
-    return said + verification.sentences(own, compared, each_other=False)
+    others = [one for place in against for one in _sets(place, names)[0]]
+    step = verification.steps(on_progress, sum(len(source) for source, _ in (*sets, *others)))
+    own, compared = ([examine(*one, step) for one in some] for some in (sets, others))
+    return said + verification.sentences(own, compared)
 
 
 def described(
-    path: Path | str,
-    *,
-    names: Sequence[str] | None = None,
-    plugins: Sequence[str] = (),
-    on_progress: Progress | None = None,
+    path: Path | str, *, names: Sequence[str] | None = None, on_progress: Progress | None = None
 ) -> list[str]:
-    """Describe the sets of a recipe, or the set at `path` and its splits, in lines: sizes, shares of the classes.
+    """Describe the set at `path` and its splits in lines: sizes, shares of the classes.
 
     Masks are read, of images only the headers. Raises UserError where a set cannot be opened.
     """
-    _, sets, lost = _sets(path, names, plugins)
-    if lost and not sets:
-        raise UserError(str(path), lost[0])
+    sets, lost = _sets(path, names)
     lines: list[str] = []
-    step = verification.steps(on_progress, sum(len(one.source) for one in sets))
-    for one in sets:
-        seen = one.examine(step, decode=False)
+    step = verification.steps(on_progress, sum(len(source) for source, _ in sets))
+    for source, labels in sets:
+        seen = examine(source, labels, step, decode=False)
         total = seen.counts.sum(0)
         facts = {
-            "kind": one.source.kind,
+            "kind": source.kind,
             "images": len(seen.ids),
             "size": sizes(seen.shapes) if len(seen.shapes) else "none",
             "classes": len(seen.names),
@@ -220,41 +174,13 @@ def described(
     return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
 
 
-def _sets(
-    path: Path | str, names: Sequence[str] | None, plugins: Sequence[str]
-) -> tuple[Scenes | None, list[NamedSet], list[str]]:
-    """Open the sets of a recipe, or the set at a path; the recipe's data, and sentences about what cannot be opened.
+def _sets(path: Path | str, names: Sequence[str] | None) -> tuple[list[tuple[SceneSource, Labels]], list[str]]:
+    """Open the set at a path, or its splits, with what masks hold; and tell of those that cannot be opened.
 
-    Raises UserError where there is none, and for a recipe of another kind of data.
+    Raises UserError where there is none.
     """
-    if Path(path).suffix.lower() not in _RECIPES:
-        return None, *_found(path, names)
-    from trainkit.config import loader
-    from trainkit.data.scenes.dataset import Scenes
-
-    data = loader.load(path, (), plugins).data
-    if not isinstance(data, Scenes):
-        remedy = "verify the packed form of other sets: trainkit data verify FOLDER"
-        raise UserError(str(path), f"a recipe with data {kinds.name(data)}", "one with data scenes", remedy)
-    sets: list[NamedSet] = []
-    lost, first = [], None
-    for name, place in {"train": data.train, **data.evaluate}.items():
-        key = key_of(name)
-        try:
-            source = scene_sources.open_scenes(place, "train" if name == "train" else "val", data.root)
-            labels = data.agreed(key, source, first)
-        except UserError as error:
-            lost.append(str(error) if error.where.startswith(key) else f"{key}: {error}")
-            continue
-        first = first or labels
-        sets.append(NamedSet(key, source, labels, data.size, train=name == "train"))
-    return data, sets, lost
-
-
-def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet], list[str]]:
-    """Open the set at a path, or its splits; and tell of those that cannot be opened. Raises UserError for none."""
     opened, lost = _opened(str(path))
-    sets: list[NamedSet] = []
+    sets: list[tuple[SceneSource, Labels]] = []
     for source in opened:
         try:
             labels = label_maps.numbered(names) if names is not None else source.labels
@@ -263,7 +189,7 @@ def _found(path: Path | str, names: Sequence[str] | None) -> tuple[list[NamedSet
                 what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
                 said = f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}"
                 lost.append(f"{WARNING}{source.where}: {said}")
-            sets.append(NamedSet(source.where, source, labels))
+            sets.append((source, labels))
         except ValueError as error:
             raise UserError("--names", str(error)) from None
         except UserError as error:
