@@ -250,18 +250,8 @@ def test_a_run_neither_learns_nor_scores_voxels_that_nobody_labelled(database, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("imported", [False, True])
-def test_volumes_are_resampled_as_those_of_the_training_were(sets, database, tmp_path_factory, monkeypatch, imported):
-    """Also where the training set was imported with a spacing that its recipe does not repeat."""
-    place, spacing = sets, "[2.5, 1.5, 1.5]"
-    if imported:
-        from trainkit.data.volumes.importer import import_volumes
-
-        place = tmp_path_factory.mktemp("imported")
-        for part in ("train", "val"):
-            import_volumes(sets / part, place / part, names=["ball", "box"], spacing=(2.5, 1.5, 1.5))
-        spacing = "null"
-    home = trained(place, database, tmp_path_factory, **{"data.spacing": spacing})
+def test_volumes_are_resampled_as_those_of_the_training_were(sets, database, tmp_path_factory, monkeypatch):
+    home = trained(sets, database, tmp_path_factory, **{"data.spacing": "[2.5, 1.5, 1.5]"})
     monkeypatch.setenv("TRAINKIT_STORE", str(home))
     out = tmp_path_factory.mktemp("out")
     meta = trained_model.read_meta(Store.locate().runs()[0])

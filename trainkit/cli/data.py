@@ -56,45 +56,27 @@ def data() -> None:
 @click.option(
     "--group", metavar="REGEX", help="With --size: its (...) matches the group (person, video) in an image's path."
 )
-@click.option("--volumes", is_flag=True, help="Import volumes (NIfTI) with label maps, for segmentation.")
-@click.option("--spacing", metavar="DxHxW", help="Volumes: voxel size in mm to resample to, such as 3.85x0.5x0.5.")
-@click.option("--names", metavar="A,B,...", help="Volumes: names of the labels 1, 2, ...; or A=205,B=420.")
-@click.option("--patient", metavar="REGEX", help="Volumes: its (...) matches the patient in a file's name.")
-@click.option(
-    "--axes", type=click.Choice(["zyx", "yzx", "xzy"]), help="Volumes: order of axes.  [default: chosen by the slices]"
-)
 @columns_option("Tables: name of a column: image, label, split, name or group.")
 @click.option("--damaged", type=click.Choice(["fail", "skip"]), default="fail", show_default=True,
               help="Damaged files: stop, or leave them out.")  # fmt: skip
 @click.option("--damaged-most", metavar="SHARE", help="With --damaged skip: largest share to leave out, such as 1%.")
-def import_(
-    source: Path, out: Path, volumes: bool, damaged: Literal["fail", "skip"], damaged_most: str | None, **given: Any
-) -> None:
+def import_(source: Path, out: Path, damaged: Literal["fail", "skip"], damaged_most: str | None, **given: Any) -> None:
     """Convert the data at SOURCE to the packed format at OUT.
 
-    Faces by default; images of any kind with --size; NIfTI volumes with --volumes. SOURCE may name a split:
-    set.parquet#val, hf://owner/name#test, tom500#train. For a data set of the hub also configuration and revision:
+    Faces by default; images of any kind with --size. SOURCE may name a split: set.parquet#val, hf://owner/name#test.
+    For a data set of the hub also configuration and revision:
     hf://owner/name/CONFIGURATION@REVISION#test
 
     Example: trainkit data import photos photos-packed --size 224x224
     """
     most = _share(damaged, damaged_most)
-    _refuse_flags(given, "volumes" if volumes else "images" if given["size"] is not None else "faces")
+    _refuse_flags(given, "faces" if given["size"] is None else "images")
     from trainkit.data import import_images, kinds
 
-    if volumes:
-        how = {key: given[key] for key in ("patient", "axes")}
-        how |= {"spacing": _spacing(given["spacing"]), "names": _label_names(given["names"])}
-        with bar("importing", "case") as on_progress:
-            how |= {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
-            report = _function(kinds.KINDS["volumes"], "import_")(source, out, **how)
-        for line in report.lines():
-            echo(line)
-        next_step("data", "verify", out, why="find damage")
-        return
     size, image_size, resize = _size(given["size"]), given["image_size"], given["resize"] or "no"
     if _function(kinds.KINDS["volumes"], "holds")(source):
-        raise UserError(str(source), "holds volumes (NIfTI)", "images", "import them with --volumes")
+        remedy = "name it in a recipe, which prepares it: trainkit cp hippocampus mine.yaml --data FOLDER"
+        raise UserError(str(source), "holds volumes (NIfTI)", "images", remedy)
     image_size = 112 if image_size is None else image_size
     with bar("importing") as on_progress:
         how = {"damaged": damaged, "damaged_most": most, "on_progress": on_progress}
@@ -115,27 +97,17 @@ def import_(
     next_step("data", "verify", out, why="find damage")
 
 
-_FLAGS = {
-    "faces": ("image_size", "resize", "evaluation"),
-    "images": ("size", "fit", "group"),
-    "volumes": ("spacing", "names", "patient", "axes"),
-    "tables": ("columns",),
-}
+_FLAGS = {"faces": ("image_size", "resize", "evaluation"), "images": ("fit", "group")}
 """Kind of set to the options that it alone takes."""
 
 
 def _refuse_flags(given: Mapping[str, Any], kind: str) -> None:
     """Raise UsageError for options of another kind of set."""
     for other, names in _FLAGS.items():
-        for name in names if other != kind and (other != "tables" or kind == "volumes") else ():
-            if given[name] in (None, False, ()):
-                continue
-            flag = f"--{name.replace('_', '-')}"
-            if kind == "volumes":
-                raise click.UsageError(f"{flag} is not for volumes")
-            if other == "faces":
-                raise click.UsageError(f"{flag} is for faces, not with --size")
-            raise click.UsageError(f"{flag} is given with --{'volumes' if other == 'volumes' else 'size'}")
+        for name in names if other != kind else ():
+            if given[name] not in (None, False):
+                only = "is for faces, not with --size" if other == "faces" else "is given with --size"
+                raise click.UsageError(f"--{name.replace('_', '-')} {only}")
 
 
 def _share(damaged: str, most: str | None) -> float:
@@ -161,18 +133,6 @@ def _label_names(text: str | None) -> list[str] | dict[str, int] | None:
     if not all(re.fullmatch("[^=]+=(?:0|[1-9][0-9]{0,8})", word) for word in words):
         raise click.UsageError(f"--names {text}: names, as kidney,tumour, or each with its value, as kidney=1,tumour=2")
     return {name: int(value) for name, _, value in (word.partition("=") for word in words)}
-
-
-def _spacing(text: str | None) -> tuple[float, float, float] | None:
-    if text is None:
-        return None
-    from trainkit.config import units
-
-    sides = units.sides(text, 3)
-    if not sides or not all(0.01 <= side <= 100 for side in sides):
-        raise click.UsageError(f"--spacing {text!r} is not DEPTHxHEIGHTxWIDTH in mm, as 3.85x0.5x0.5, each 0.01 to 100")
-    depth, height, width = sides
-    return depth, height, width
 
 
 def _size(text: str | None) -> tuple[int, int] | None:
@@ -248,17 +208,8 @@ def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping
     help="Another split to compare with, for shared images; may be repeated.",
 )
 @click.option("--names", metavar="A,B,...", help="NIfTI: names of the labels 1, 2, ...; masks: of the values 0, 1, ...")
-@click.option("--patient", metavar="REGEX", help="NIfTI files: its (...) matches the patient in a file's name.")
-@click.option("--spacing", metavar="DxHxW", help="NIfTI files: mm to resample to, to see what that loses.")
 @plugins_option
-def verify(
-    path: Path,
-    against: tuple[Path, ...],
-    names: str | None,
-    patient: str | None,
-    spacing: str | None,
-    plugins: tuple[str, ...],
-) -> int:
+def verify(path: Path, against: tuple[Path, ...], names: str | None, plugins: tuple[str, ...]) -> int:
     """Read all data at PATH and report damaged or unusual files.
 
     PATH is a packed data set, NIfTI files, a set of people, or images with masks. Splits in a folder, such as train and
@@ -267,10 +218,8 @@ def verify(
     Example: trainkit data verify photos-packed --against test-packed
     """
     kind = _kind_at(path, plugins)
-    given = {"names": _label_names(names), "patient": patient, "spacing": _spacing(spacing), "plugins": plugins}
     read = _function(kind, "verify")
-    only = {"names": "NIfTI files and for masks", "patient": "NIfTI files", "spacing": "NIfTI files"}
-    options = _taken(read, given, only)
+    options = _taken(read, {"names": _label_names(names), "plugins": plugins}, {"names": "NIfTI files and for masks"})
     with bar("verifying", kind.sample) as on_progress:
         found = read(path, against=against, on_progress=on_progress, **options)
     for line in found:

@@ -35,7 +35,7 @@ class Kind:
     verify: str | None = None
     """`(path, *, against, on_progress, ...) -> list[str]`: say what is damaged, and after `warning: ` odd.
 
-    Of `names`, `patient` and `plugins`, `info` and `verify` get those that they have as parameters.
+    Of `names` and `plugins`, `info` and `verify` get those that they have as parameters.
     """
     configure: str | None = None
     """`(fitted, recipe, data) -> None`: fit a recipe to other data, for `trainkit cp --data`; see `autoconfig.fit`."""
@@ -76,7 +76,6 @@ KINDS: dict[str, Kind] = {
             verifying="volumes.verify",
             export="volumes",
             holds="trainkit.data.volumes.importer:holds_volumes",
-            import_="trainkit.data.volumes.importer:import_volumes",
             sample="case",
         ),
         _built_in(

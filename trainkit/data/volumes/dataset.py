@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -18,7 +17,7 @@ from trainkit.config.ranges import Fraction, Side, Whole
 from trainkit.data import sources
 from trainkit.data.sources import HELD_OUT, SAMPLE
 from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
-from trainkit.data.volumes import fingerprint, importer, label_names, volume_store
+from trainkit.data.volumes import fingerprint, importer, label_names
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
 from trainkit.data.volumes.patch_reader import PatchReader
@@ -52,8 +51,7 @@ class Volumes:
 
     train: str
     """Training set: `{train,val}/{image,label}` in TOM500's layout (`tom500#train`), a folder with the Decathlon's
-    `dataset.json`, a folder with one subfolder of images and one of labels, an imported set, or the built-in
-    `sample:orbits`."""
+    `dataset.json`, a folder with one subfolder of images and one of labels, or the built-in `sample:orbits`."""
     evaluate: dict[str, str] = field(default_factory=dict)
     """Evaluation sets by name, in the forms of `train`; `held_out` is the fold that is excluded from training."""
     names: list[str] | None = None
@@ -108,7 +106,7 @@ class Volumes:
         check_evaluate(self.evaluate, self.fold is not None, "fold", "patients")
 
     def open(self, seed: int) -> Dataset:
-        """Find, check and where needed import the files.
+        """Find, check and where needed pack the files.
 
         Raises UserError naming file and case, labels that differ, patients and volumes that are in two splits.
         """
@@ -116,8 +114,8 @@ class Volumes:
         # All are found before the first is imported: a misspelt path should not show after half an hour.
         found = {"train": self._found(self.train, "train")}
         found |= {name: self._found(place, "val") for name, place in places.items() if place != HELD_OUT}
-        whole = self._packed(found.pop("train"))
-        sets = {name: self._packed(one, like=whole) for name, one in found.items()}
+        whole = self._packed(*found.pop("train"))
+        sets = {name: self._packed(*one, like=whole) for name, one in found.items()}
         kept, held = self._divided(whole)
         train = CaseSplit("train", whole, kept)
         scored: dict[str, CaseSplit] = {}
@@ -148,46 +146,23 @@ class Volumes:
         """Sentences about files that are not there yet."""
         return missing(self.train, self.evaluate)
 
-    def _found(self, text: str, part: str) -> PackedVolumes | tuple[VolumeSource, importer.Names]:
-        """Find what a path leads to: an imported set, or files and the names of their labels."""
-        names = self.labels or self.names
+    def _found(self, text: str, part: str) -> tuple[VolumeSource, importer.Names]:
+        """Find what a path leads to: files, and the names of their labels."""
+        names, path = self.labels or self.names, locate(text)
         if text.startswith(SAMPLE):
             drawn = _sample(text)
-            path = f"{drawn.folder()}#{part}"
-            names = names or list(drawn.NAMES[1:])
-        else:
-            path = locate(text)
-            if volume_store.is_packed(path):
-                return PackedVolumes(path)
+            path, names = f"{drawn.folder()}#{part}", names or list(drawn.NAMES[1:])
         return volume_sources.open_volumes(path, patient=self.patient), names
 
-    def _packed(
-        self, found: PackedVolumes | tuple[VolumeSource, importer.Names], like: PackedVolumes | None = None
-    ) -> PackedVolumes:
-        """Import files where they are not yet; to be evaluated, as the training set `like` was imported."""
-        if not isinstance(found, PackedVolumes):
-            (source, names), axes, spacing = found, None, self.spacing
-            if like is not None:
-                axes, spacing = like.axes, like.preparation.spacing
-                names = names or (list(like.names) if source.names is None else None)
-                if volume_sources.automatic(source.channels) and like.channel_names:
-                    source = replace(source, channels=like.channel_names)
-            return importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
-        where = str(found.path)
-        again = "import the files again with the recipe's settings, or use the files in the recipe"
-        said = self.labels or self.names
-        if said is not None and label_names.classes_named(said, "data.names").names != found.names:
-            key = "data.labels" if self.labels else "data.names"
-            raise UserError(where, f"labels {few(found.names[1:], 20)}", f"{few(said, 20)} ({key})", again)
-        grid = _grid(found.preparation.spacing)
-        if self.spacing is not None and grid != _grid(self.spacing):
-            raise UserError(where, f"volumes {grid}", f"{_grid(self.spacing)} (data.spacing)", again)
-        for info in found.infos() if self.patient is not None else ():
-            matched = re.search(self.patient or "", info.id)
-            if matched is None or matched.group(1) != info.patient:
-                place = f"{where}, case {info.id}"
-                raise UserError(place, f"patient {info.patient!r}", f"what {self.patient!r} finds", again)
-        return found
+    def _packed(self, source: VolumeSource, names: importer.Names, like: PackedVolumes | None = None) -> PackedVolumes:
+        """Pack files where they are not yet; to be evaluated, as the training set `like` was packed."""
+        axes, spacing = None, self.spacing
+        if like is not None:
+            axes, spacing = like.axes, like.preparation.spacing
+            names = names or (list(like.names) if source.names is None else None)
+            if volume_sources.automatic(source.channels) and like.channel_names:
+                source = replace(source, channels=like.channel_names)
+        return importer.pack_volumes_once(source, names=names, spacing=spacing, axes=axes)
 
     def _divided(self, whole: PackedVolumes) -> tuple[np.ndarray, np.ndarray]:
         """Return the cases to train on, and those that are held out, int64 each."""
@@ -289,7 +264,7 @@ def _check_fit(where: str, train: PackedVolumes, other: PackedVolumes) -> None:
     for word, found in facts(other).items():
         if found != expected[word]:
             place = f"{where} ({other.manifest['made_from'] or other.path})"
-            remedy = "name labels and channels of both in one way (data.names, dataset.json), or import both anew"
+            remedy = "name labels and channels of both in one way (data.names, dataset.json)"
             raise UserError(place, f"{word} {found}", f"those of data.train: {expected[word]}", remedy)
 
 

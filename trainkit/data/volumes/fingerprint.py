@@ -1,8 +1,7 @@
-"""Statistics of a set of volumes: shapes, spacings, intensities, organs in mm3, and what is odd."""
+"""Find what is odd about a set of volumes: doubles, strange grids, missing organs, pieces lost by resampling."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,25 +9,15 @@ import numpy as np
 from trainkit.data.formats.nifti_header import by
 from trainkit.data.leakage import repeats
 from trainkit.data.volumes import preprocess
-from trainkit.data.volumes.preprocess import PLANES, Preparation
 from trainkit.data.volumes.volume_store import CaseInfo
 from trainkit.errors import few, number_of
 from trainkit.interfaces import IGNORED
-from trainkit.terminal import aligned
 
 _NAMED = 20
 _OFF = 0.1
 """Share by which a spacing differs from the median to be called odd."""
 ACROSS = {"x": "left to right", "y": "back to front", "z": "feet to head"}
 """Where slices run across each axis of the world."""
-
-_INTENSITIES = {
-    "lowest": "lowest intensity",
-    "clip_low": "0.5th percentile",
-    "mean": "mean",
-    "clip_high": "99.5th percentile",
-    "highest": "highest intensity",
-}
 
 
 def organs(truth: np.ndarray, label: np.ndarray) -> dict[str, dict[str, int]]:
@@ -50,32 +39,6 @@ def organs(truth: np.ndarray, label: np.ndarray) -> dict[str, dict[str, int]]:
             "lost": int(pieces.max() - np.count_nonzero(np.unique(pieces[kept]))),
         }
     return found
-
-
-def describe(names: Sequence[str], infos: Sequence[CaseInfo], how: Preparation, channels: Sequence[str]) -> list[str]:
-    """Tabulate a set: shape, spacing and intensities over the cases, of each channel where there are several, then each
-    organ's size."""
-    patients = number_of(len({info.patient for info in infos}), "patients")
-    slices = f"{PLANES[how.axes]} slices (axes {how.axes}: depth runs {ACROSS[how.axes[0]]})"
-    resampled = "not resampled" if how.spacing is None else f"resampled to {by(how.spacing)} mm"
-    sides = [f"{side} ({axis})" for side, axis in zip(("depth", "height", "width"), how.axes, strict=True)]
-    rows: list[tuple[str, Sequence[float]]] = [
-        (f"{side}, voxels", [info.original_shape[axis] for info in infos]) for axis, side in enumerate(sides)
-    ]
-    rows += [(f"{side}, mm/voxel", [info.original_spacing[axis] for info in infos]) for axis, side in enumerate(sides)]
-    for place, channel in enumerate(channels or [""]):
-        each = [info.facts if place == 0 else info.facts["also"][place - 1] for info in infos]
-        of = f"{channel}: " if channel else ""
-        rows += [(of + word, [facts[key] for facts in each]) for key, word in _INTENSITIES.items()]
-    quantiles = ["least", "5 %", "median", "95 %", "most"]
-    table = [[word, *_five(values)] for word, values in rows]
-    sizes = []
-    for label, name in enumerate(names[1:], start=1):
-        has = [info.volumes_mm3[label] for info in infos if info.volumes_mm3[label] > 0]
-        sizes.append([f"{label} {name}", f"{len(has)}", *(_five(has) if has else "-----")])
-    lines = [f"{number_of(len(infos), 'cases')} of {patients}, {slices}, {resampled}", ""]
-    lines += aligned([["", *quantiles], *table])
-    return [*lines, "", *aligned([["organ", "cases", f"mm3: {quantiles[0]}", *quantiles[1:]], *sizes])]
 
 
 def oddities(names: Sequence[str], infos: Sequence[CaseInfo], prints: Sequence[int] | np.ndarray) -> list[str]:
@@ -124,8 +87,3 @@ def _listed(names: Iterable[str], noun: str, said: str) -> list[str]:
     """A sentence about those that are named, where there are any: `2 cases without any organ: a, b`."""
     which = list(names)
     return [f"{number_of(len(which), noun)} {said}: {few(which)}"] if which else []
-
-
-def _five(values: Sequence[float]) -> list[str]:
-    digits = 0 if max(values) >= 1000 else max(0, 3 - math.floor(math.log10(max(*map(abs, values), 1e-9))))
-    return [f"{value:,.{digits}f}" for value in np.percentile(np.asarray(values, float), (0, 5, 50, 95, 100))]

@@ -1,4 +1,4 @@
-"""Import of NIfTI files as packed volumes: read, check, prepare, write, report."""
+"""NIfTI files to packed volumes: read, check, prepare, write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from trainkit.data import cache
 from trainkit.data.cache import Progress
 from trainkit.data.formats import volume_grid
 from trainkit.data.formats.nifti_header import Header
-from trainkit.data.sources import split_of
 from trainkit.data.threads import attempt, each, threads
 from trainkit.data.volumes import fingerprint, label_names, preprocess, reader, sources, volume_store
 from trainkit.data.volumes.label_names import Classes
@@ -28,7 +27,6 @@ from trainkit.data.volumes.volume_store import CaseInfo, PackedVolumes, Writer
 from trainkit.errors import UserError, few, listing, number_of
 from trainkit.interfaces import IGNORED
 
-Damaged = Literal["fail", "skip"]
 Names = Sequence[str] | Mapping[str, int] | None
 """Names of labels 1, 2, ...; or with the values that they have in label maps."""
 
@@ -41,25 +39,12 @@ _PER_VOXEL = 32
 """Bytes that preparing takes at its peak."""
 
 
-@dataclass(frozen=True)
-class VolumeReport:
+class Imported(NamedTuple):
     """Result of an import."""
 
     data: PackedVolumes
-    kind: str
-    """The layout of the files, in words."""
     notes: list[str]
     """Sentences about what is odd but usable, and about what was left out."""
-
-    def lines(self) -> list[str]:
-        """The report in lines: what was made, the table of shapes, intensities and organs, and what is odd."""
-        data = self.data
-        held = (
-            f"{number_of(len(data), 'cases')}, {number_of(len(data.names) - 1, 'organs')}, {data.bytes / 1e6:,.1f} MB"
-        )
-        table = fingerprint.describe(data.names, data.infos(), data.preparation, data.channel_names)
-        odd = ["", "to check:", *(f"  {note}" for note in self.notes)] if self.notes else []
-        return [f"{data.path}: {held}, from {self.kind}", "", *table, *odd]
 
 
 def import_volumes(
@@ -68,56 +53,46 @@ def import_volumes(
     *,
     names: Names = None,
     spacing: Sequence[float] | None = None,
-    patient: str | None = None,
     axes: str | None = None,
-    damaged: Damaged = "fail",
-    damaged_most: float = 1.0,
     on_progress: Progress | None = None,
-) -> VolumeReport:
+) -> Imported:
     """Prepare volumes and their label maps once, into the packed form at `out`, which must not exist yet.
 
     `names` are those of labels 1, 2, ... (a first `background` is understood), or map names to values of label maps;
     None what the source says, or where it says nothing `label 1`, `label 2`. `spacing` in mm, in stored order, is what
-    volumes are resampled to; None leaves them as they are. `patient` as `sources.open_volumes` takes it.
-    `axes` is the order in which axes are stored, None what fits the set: an evaluation set must be stored as the
-    training set. `damaged: skip` leaves unusable cases out and names them in the report, up to the share
-    `damaged_most` of all.
+    volumes are resampled to; None leaves them as they are. `axes` is the order in which axes are stored, None what fits
+    the set: an evaluation set must be stored as the training set.
 
     An import that was killed is resumed: cases that are written are not read again. Raises UserError naming the
     unusable cases by file, up to 20 of them; those whose headers say so before any voxel is read. Memory is that of a
     few volumes.
     """
-    out = Path(out)
-    if not isinstance(source, VolumeSource):
-        if volume_store.is_packed(Path(source)):
-            raise UserError(str(source), "is already imported", "NIfTI files", "use it directly")
-        source = sources.open_volumes(source, patient=patient)
+    out, source = Path(out), source if isinstance(source, VolumeSource) else sources.open_volumes(source)
     classes = classes_of(source, names)
     pairs, bad = read_headers(source)
     total = len(source.cases)
-    most = damaged_most * total if damaged == "skip" else 0
-    _check_bad(source, bad, most, len(pairs))
+    _check_bad(source, bad)
     how = Preparation(axes or order(pair.image for pair in pairs), None if spacing is None else three(spacing))
-    with Writer(out, how=how, key=f"{_key(source, classes, spacing, axes)} {damaged}") as writer:
+    with Writer(out, how=how, key=f"{_key(source, classes, spacing, axes)} fail") as writer:
         left = [pair for pair in pairs if pair.case.id not in {case.id for case in writer.cases}]
         _check_space(out, left, how)
         for done, made in enumerate(prepare_all(left, how, classes), start=total - len(left) + 1):
             if isinstance(made, UserError):
                 bad.append(str(made))
-                if damaged == "fail" and len(bad) == _NAMED:
+                if len(bad) == _NAMED:
                     break
-            elif damaged == "skip" or not bad:
+            elif not bad:
                 writer.add_case(made.info, made.image, made.label, made.truth, made.fingerprint)
             if on_progress:
                 on_progress(done, total)
-        _check_bad(source, bad, most, writer.rows)
+        _check_bad(source, bad)
         data = writer.finish(
             names=classes.names or numbered_names(source.where, (case.volumes_mm3 for case in writer.cases)),
-            channels=channel_names(source, pairs),
+            channels=source.channels or sources.numbered(pairs[0].image.channels),
             made_from=f"{source.kind} {Path(source.where).name}",
         )
-    notes = _capped([*bad, *source.left_out]) + fingerprint.oddities(data.names, data.infos(), data.fingerprints())
-    return VolumeReport(data, source.kind, notes)
+    left_out = [f"left out: {text}" for text in source.left_out]
+    return Imported(data, left_out + fingerprint.oddities(data.names, data.infos(), data.fingerprints()))
 
 
 def _key(source: VolumeSource, classes: Classes, spacing: Sequence[float] | None, axes: str | None) -> str:
@@ -156,8 +131,8 @@ def order(headers: Iterable[Header]) -> str:
 
 
 def holds_volumes(path: Path | str) -> bool:
-    """Return whether `path` (or `path#split`) is packed volumes, or a folder of NIfTI files in some layout."""
-    return volume_store.is_packed(split_of(path)[0]) or sources.a_volume(path) is not None
+    """Return whether `path` (or `path#split`) is a folder of NIfTI files in some layout."""
+    return sources.a_volume(path) is not None
 
 
 @dataclass(frozen=True)
@@ -205,11 +180,6 @@ def read_headers(source: VolumeSource) -> tuple[list[_Pair], list[str]]:
         if pair.image.channels != usual:
             bad.append(f"{pair.case.image}: {number_of(pair.image.channels, 'channels')}; expected {usual}, {expected}")
     return [pair for pair in pairs if pair.image.channels == usual], bad
-
-
-def channel_names(source: VolumeSource, pairs: Sequence[_Pair]) -> tuple[str, ...]:
-    """Return the names of the channels; empty where there is but one."""
-    return source.channels or sources.numbered(pairs[0].image.channels)
 
 
 def prepare_all(pairs: Sequence[_Pair], how: Preparation, classes: Classes) -> Iterator[_Made | UserError]:
@@ -287,15 +257,11 @@ def numbered_names(where: str, volumes: Iterable[Sequence[float]]) -> tuple[str,
     return (label_names.BACKGROUND, *(f"label {number}" for number in range(1, present[-1] + 1)))
 
 
-def _check_bad(source: VolumeSource, bad: Sequence[str], most: float, usable: int) -> None:
-    """Raise UserError where more than `most` cases are unusable, or none is left."""
-    if bad and not (len(bad) <= most and usable):
-        remedy = "repair or remove them, or import with --damaged skip, which leaves them out and lists them"
-        raise UserError(
-            source.where,
-            f"{number_of(len(bad), 'unusable cases', 'unusable case')}:{listing(bad, _NAMED)}\n",
-            remedy=remedy,
-        )
+def _check_bad(source: VolumeSource, bad: Sequence[str]) -> None:
+    """Raise UserError where cases are unusable."""
+    if bad:
+        found = f"{number_of(len(bad), 'unusable cases', 'unusable case')}:{listing(bad, _NAMED)}\n"
+        raise UserError(source.where, found, remedy="repair them, or move them away with their label maps")
 
 
 def _check_space(out: Path, pairs: Sequence[_Pair], how: Preparation) -> None:
@@ -312,8 +278,3 @@ def _voxels(pair: _Pair, how: Preparation) -> float:
     """Estimate how many voxels a volume has when it is prepared."""
     share = 1.0 if how.spacing is None else math.prod(pair.image.spacing) / math.prod(how.spacing)
     return pair.image.voxels * share
-
-
-def _capped(sentences: Sequence[str]) -> list[str]:
-    more = [f"left out: {len(sentences) - _NAMED} more"] if len(sentences) > _NAMED else []
-    return [f"left out: {text}" for text in sentences[:_NAMED]] + more

@@ -32,7 +32,6 @@ from pydantic import Field, InstanceOf, TypeAdapter
 
 from trainkit.data import folders
 from trainkit.data.leakage import Held
-from trainkit.data.rows import row_files
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import (
     ABSENT,
@@ -64,11 +63,6 @@ LABEL_LIMIT = IGNORED
 _CASES_LIMIT = 256 << 20
 _PARTS = {"images": "image", "labels": "label", "originals": "original", "foreground": "foreground"}
 """Column of each CRC of a case."""
-
-
-def is_packed(path: Path) -> bool:
-    """Return True for a folder with the manifest of packed volumes."""
-    return row_files.is_packed(path, PackedVolumes.FORM)
 
 
 def fingerprint(array: np.ndarray) -> int:
@@ -155,7 +149,7 @@ _CASES = TypeAdapter(list[CaseInfo])
 class PackedVolumes(Rows):
     """A packed set of volumes opened for reading. Contents of large sets are compared case by case, by `check`."""
 
-    FORM = Form(FORMAT, VERSION, "packed volumes", "trainkit data import --volumes", "cases")
+    FORM = Form(FORMAT, VERSION, "packed volumes", counted="cases")
     ENTRIES: ClassVar = {
         "cases": lambda cases: is_count(cases) and cases > 0,
         "names": _is_names,
