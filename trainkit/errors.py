@@ -73,10 +73,16 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def few(names: Iterable[str], most: int = 5) -> str:
-    """Join the first names and the number of the others: `a, b, c, d, e and 7 more`."""
+FEW = 5
+"""Names that a message lists."""
+
+
+def few(names: Iterable[str], most: int = FEW, of: int = 0) -> str:
+    """Join the first names and the number of the others: `a, b, c, d, e and 7 more`; `of` counts all where more exist
+    than are given."""
     listed = list(names)
-    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+    others = max(len(listed), of) - min(len(listed), most)
+    return ", ".join(listed[:most]) + (f" and {others} more" if others else "")
 
 
 def listing(texts: Iterable[str], most: int = 20) -> str:

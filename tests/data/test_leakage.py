@@ -100,6 +100,16 @@ def test_copies_are_those_that_loops_find(samples, others):
     assert {int(prints[a]) for a, _ in found} == several
 
 
+def test_repeats_are_the_same_when_they_are_looked_for_part_by_part(monkeypatch):
+    prints = np.random.default_rng(0).integers(0, 400, 1000).astype(np.uint64)
+    first = {content: place for place, content in reversed(list(enumerate(prints.tolist())))}
+    by_hand = [[first[c], k] for k, c in enumerate(prints.tolist()) if c != UNKNOWN_CONTENT and first[c] != k]
+    monkeypatch.setattr(leakage, "_AT_ONCE", 150)
+    assert leakage.repeats(prints).tolist() == by_hand
+    parts = list(leakage.repeats_by_part([prints[:300], prints[300:301], prints[301:]]))
+    assert len(parts) == 7 and sorted(np.concatenate(parts).tolist(), key=lambda pair: pair[1]) == by_hand
+
+
 # ---- Small grey images ---------------------------------------------------------------------------------------------
 
 

@@ -37,6 +37,7 @@ Resize = Literal["no", "down", "any"]
 _log = logging.getLogger(__name__)
 _IN_MEMORY = 16 << 20
 """Bytes of hashes of originals, 16 of each image, beyond which they are kept in a file beside the set."""
+_AT_ONCE = 1 << 16
 _COUNTED = 1000
 """Unusable images after which a set that is to be whole is read no further."""
 
@@ -131,8 +132,8 @@ def _check_asked(source: Source, protocol: Protocol | None, damaged: str) -> Non
 class _Rows:
     """The rows of a packed set while it is written, and sentences about unusable images.
 
-    Of each row two numbers of 4 bytes are kept in memory: labels and groups are numbered as they come, and sorted at
-    the end.
+    Of each row 4 bytes are kept in memory, and 4 more where it has a group: both are numbered as they come, and sorted
+    at the end.
     """
 
     def __init__(self, skip: bool, beside: Path):
@@ -169,7 +170,8 @@ class _Rows:
         elif note is not None:
             label, group, without_group, original = note
             self._labels.add(label)
-            self._groups.add(group)
+            if group is not None:  # where some rows have one, all must
+                self._groups.add(group)
             self._without_group = self._without_group or without_group
             self._originals.write(bytes.fromhex(original))
 
@@ -188,7 +190,7 @@ class _Rows:
         if not writer.rows:
             found = "no usable image" if self.bad else "no images"
             raise UserError(source.where, found, "" if self.bad else "at least one", "; ".join(self.bad[:3]))
-        numbers, names, renumbered = np.full(writer.rows, -1, np.int64), [], False
+        numbers, names, renumbered = np.broadcast_to(np.int32(-1), writer.rows), [], False
         if protocol is None:
             numbers, names, renumbered = self._labels.sorted()
             if source.names:
@@ -232,17 +234,22 @@ class _Numbered:
         self.values: dict[int | str, int] = {}
         self._numbers = array("i")
 
-    def add(self, value: int | str | None) -> None:
-        """Note the label of a row; None is -1."""
-        self._numbers.append(-1 if value is None else self.values.setdefault(value, len(self.values)))
+    def add(self, value: int | str) -> None:
+        """Note the label of a row."""
+        self._numbers.append(self.values.setdefault(value, len(self.values)))
 
     def sorted(self) -> tuple[np.ndarray, list[str], bool]:
-        """Return numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change."""
+        """Return numbers 0, 1, ... in the order of labels, these as names, and True if integers had to change.
+
+        It is asked once, and no label is added after that.
+        """
         distinct = sorted(self.values, key=lambda label: (isinstance(label, str), label))
-        place = np.empty(len(distinct) + 1, np.int64)
+        place, numbers = np.empty(len(distinct), np.int32), np.frombuffer(self._numbers, np.int32)
         place[[self.values[label] for label in distinct]] = np.arange(len(distinct))
+        for begin in range(0, len(numbers), _AT_ONCE):  # in place: a set of millions has no second list of them
+            numbers[begin : begin + _AT_ONCE] = place[numbers[begin : begin + _AT_ONCE]]
         renumbered = any(not isinstance(label, str) and label != position for position, label in enumerate(distinct))
-        return place[np.asarray(self._numbers)], [str(label) for label in distinct], renumbered
+        return numbers, [str(label) for label in distinct], renumbered
 
 
 def pack_once(

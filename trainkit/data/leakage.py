@@ -26,7 +26,7 @@ import hashlib
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -62,6 +62,8 @@ PAIRS = 1 << 30
 
 _BLOCK = (256, 4096)
 """Images of the one and of the other set whose product is made at once: 4 MiB, which a cache holds."""
+_AT_ONCE = 1 << 18
+"""Fingerprints that are sorted at once."""
 _CHUNK = 8 << 20
 """Bytes of pixels that are read at once."""
 _SIDE = 512
@@ -127,9 +129,24 @@ def equal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 def repeats(prints: np.ndarray) -> np.ndarray:
     """Find fingerprints that a set has more than once: the place of the first, and of each other, int64 (pairs, 2)."""
-    _, first, number = np.unique(prints, return_index=True, return_inverse=True)
-    again = np.flatnonzero((first[number] != np.arange(len(prints))) & (prints != UNKNOWN_CONTENT))
-    return np.stack([first[number[again]], again], 1)
+    found = np.concatenate(list(repeats_by_part([prints])))
+    return found[np.argsort(found[:, 1])]
+
+
+def repeats_by_part(prints: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield the same of fingerprints in several arrays, some of the pairs at a time.
+
+    Looking for them takes 60 bytes a fingerprint: those of a set of millions are divided by their remainders.
+    """
+    begins = np.cumsum([0, *map(len, prints)])
+    parts = np.uint64(1 + begins[-1] // _AT_ONCE)
+    for part in range(int(parts)):
+        inside = [np.flatnonzero(some % parts == part) for some in prints]
+        places = np.concatenate([begin + one for begin, one in zip(begins[:-1], inside, strict=True)])
+        own = np.concatenate([some[one] for some, one in zip(prints, inside, strict=True)])
+        _, first, number = np.unique(own, return_index=True, return_inverse=True)
+        again = np.flatnonzero((first[number] != np.arange(len(own))) & (own != UNKNOWN_CONTENT))
+        yield np.stack([places[first[number[again]]], places[again]], 1)
 
 
 def label_conflicts(prints: np.ndarray, label: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from trainkit.data.cache import Progress
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.verification import Examined, Step
-from trainkit.errors import UserError, few
+from trainkit.errors import FEW, UserError, few
 from trainkit.files import Json
 
 
@@ -86,15 +86,18 @@ def oddities(data: Packed) -> list[str]:
     notes = []
     names = data.class_names
     if data.classes:
-        counts = np.bincount(data.labels, minlength=data.classes)
+        counts = sum(np.bincount(some, minlength=data.classes) for some in data.column_by_batch("label"))
         for said, wanted in (("one image", 1), ("no image", 0)):
             if len(found := np.flatnonzero(counts == wanted)):
                 notes.append(f"{len(found)} of {data.classes} classes have {said}: {few(names[i] for i in found)}")
-        pairs = leakage.label_conflicts(np.asarray(data.contents()), np.asarray(data.labels))
-        if len(pairs):
-            ids = data.ids()
-            listing = few(f"{ids[a]} = {ids[b]}" for a, b in pairs.tolist())
-            notes.append(f"{len(pairs)} images are in two classes: {listing}")
+        count, first = 0, np.empty((0, 2), np.int64)
+        for pairs in leakage.repeats_by_part(list(data.column_by_batch("content"))):
+            pairs = pairs[data.at("label", pairs[:, 0]) != data.at("label", pairs[:, 1])]
+            count, first = count + len(pairs), np.concatenate([first, pairs])
+            first = first[np.argsort(first[:, 1])][:FEW]
+        if count:
+            listing = few((f"{data.text('id', a)} = {data.text('id', b)}" for a, b in first.tolist()), of=count)
+            notes.append(f"{count} images are in two classes: {listing}")
     return notes
 
 

@@ -1,5 +1,6 @@
 import io
 import json
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -8,8 +9,9 @@ import packed_rows
 import pytest
 from PIL import Image
 
-from trainkit.data import import_images, thread_pool, verify_images
+from trainkit.data import import_images, leakage, thread_pool, verify_images
 from trainkit.data.formats import image_decode
+from trainkit.data.record import Record, Source
 from trainkit.data.rows import reader, writer
 from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed, Writer
@@ -262,6 +264,34 @@ def test_an_import_that_was_ended_is_resumed_and_gives_the_same_set(tmp_path, mo
     assert (resumed.digest, resumed.notes) == (whole.digest, whole.notes)
     assert Packed(resumed.out).originals == Packed(whole.out).originals is not None
     assert len(list(tmp_path.iterdir())) == 3, "nothing is left aside"
+
+
+def test_packing_takes_no_memory_for_an_image_but_its_number(tmp_path, monkeypatch):
+    """Each content is there twice, under two people: names, contents and labels of all were in memory at the end."""
+    monkeypatch.setattr(writer, "BATCH_BYTES", 150_000)
+    monkeypatch.setattr(import_images, "_IN_MEMORY", 1000)
+    monkeypatch.setattr(leakage, "_AT_ONCE", 1000)
+    pixels, encoded = np.zeros((3, SIZE, SIZE), np.uint8), image_decode.encode(np.zeros((SIZE, SIZE, 3), np.uint8))
+
+    def peak(rows: int) -> int:
+        found = import_images._Rows(False, tmp_path)
+        source = Source("folder", "here", rows, lambda: iter(()))
+        with Writer(tmp_path / str(rows), size=(SIZE, SIZE), store="encoded", key="k", state=found.state) as out:
+            for row in range(rows):
+                pixels[0, 0, :4] = np.frombuffer((row // 2).to_bytes(4), np.uint8)
+                record = Record(f"record {row}", row % 4, b"", "")
+                found.add(out, import_images._Made(record, pixels, bytes(16), encoded))
+                if row == 4000:
+                    tracemalloc.start()
+            report = found.finish(out, source, None)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert report.rows == rows and f"{rows // 2} images are in two classes: record 0 = record 1" in report.notes[-1]
+        return most
+
+    peak(4_500)  # imports
+    small, large = peak(8_000), peak(24_000)
+    assert large - small < 24 * 16_000, (large - small) / 16_000
 
 
 def test_odd_things_are_warnings(tmp_path):

@@ -272,11 +272,15 @@ class Rows(ABC):
     def column(self, name: str) -> np.ndarray:
         """Return the numbers of all rows, (rows,) or (rows, width): a view where there is one batch."""
         if name not in self._columns:
-            spec = self._spec(name, Column)
-            parts = [self._values(spec, batch) for batch in range(len(self._first) - 1)]
+            spec, parts = self._spec(name, Column), list(self.column_by_batch(name))
             empty = np.empty((0, spec.width) if spec.width else 0, spec.dtype)
             self._columns[name] = parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
         return self._columns[name]
+
+    def column_by_batch(self, name: str) -> Iterator[np.ndarray]:
+        """Yield the numbers of the rows of each batch: views of the file, which take no memory of their own."""
+        spec = self._spec(name, Column)
+        yield from (self._values(spec, batch) for batch in range(len(self._first) - 1))
 
     def at(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return the numbers of some rows of a column that has one each."""

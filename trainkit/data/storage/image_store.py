@@ -42,6 +42,7 @@ from trainkit.data.formats import image_decode
 from trainkit.data.rows import row_files
 from trainkit.data.rows.reader import Rows
 from trainkit.data.rows.row_files import ABSENT, REBUILD, Column, Form, Part, Text, is_count, is_packed
+from trainkit.data.rows.writer import BATCH_ROWS
 from trainkit.data.rows.writer import Writer as RowWriter
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Identification, Pairs, Protocol, Templates
@@ -259,15 +260,18 @@ class Packed(Rows):
         self._known, self._proved = np.zeros(len(self), np.uint8), 0
 
     def _check_columns(self) -> None:
-        self._check_numbers("label", self.labels, 0 if self.classes else -1, self.classes - 1)
-        if self.groups is not None:
-            self._check_numbers("group", self.groups, 0, len(self.group_names) - 1)
+        self._check_numbers("label", 0 if self.classes else -1, self.classes - 1)
+        if self.manifest.get("grouped"):
+            self._check_numbers("group", 0, len(row_files.listed(self.path / "groups.json")) - 1)
 
-    def _check_numbers(self, what: str, numbers: np.ndarray, least: int, most: int) -> None:
+    def _check_numbers(self, what: str, least: int, most: int) -> None:
         """Raise UserError naming the first row whose number is not from `least` to `most`."""
-        if len(numbers) and (numbers.min() < least or numbers.max() > most):
-            row = int(np.flatnonzero((numbers < least) | (numbers > most))[0])
-            raise UserError(self.where(row), f"{what} {numbers[row]}", f"{least} to {most}", REBUILD)
+        first = 0
+        for numbers in self.column_by_batch(what):
+            if numbers.min() < least or numbers.max() > most:
+                place = int(np.flatnonzero((numbers < least) | (numbers > most))[0])
+                raise UserError(self.where(first + place), f"{what} {numbers[place]}", f"{least} to {most}", REBUILD)
+            first += len(numbers)
 
     @functools.cached_property
     def _decoder(self) -> image_decode.Decoder | None:
@@ -371,9 +375,9 @@ class Writer(RowWriter):
         }
         if originals is not None:
             fields = [] if protocol is None else [getattr(protocol, name) for name in protocol.__dataclass_fields__]
-            numbers = [np.asarray(some, np.int64) for some in (labels, groups) if some is not None]
+            numbers = [some for some in (labels, groups) if some is not None]
             words = ["", *class_names, "", *group_names]
-            manifest["originals"] = self._hash_originals(manifest, words, [*numbers, *fields], originals)
+            manifest["originals"] = self._hash_originals(manifest, words, numbers, fields, originals)
         self.publish(Packed, manifest)
         return Packed(self.out)
 
@@ -381,15 +385,21 @@ class Writer(RowWriter):
         self,
         manifest: Mapping[str, Json],
         words: Sequence[str],
-        arrays: Sequence[np.ndarray],
+        numbers: Sequence[np.ndarray],
+        fields: Sequence[np.ndarray],
         originals: Iterable[bytes],
     ) -> str:
-        """Hash the list of ids and other words, as JSON writes it, then arrays, then the hashes of images."""
+        """Hash the list of ids and other words, as JSON writes it, then numbers of rows as int64, then the fields of a
+        protocol, then the hashes of images."""
         hashed = hashlib.sha256(b"[")
         for some in self.reading(Packed, manifest).texts_by_batch("id"):
             hashed.update(json.dumps(some)[1:-1].encode() + b", ")
         hashed.update(json.dumps(list(words))[1:].encode())
-        for array in arrays:
+        for some in numbers:
+            hashed.update(f"\nint64 {some.shape} ".encode())
+            for begin in range(0, len(some), BATCH_ROWS):
+                hashed.update(some[begin : begin + BATCH_ROWS].astype(np.int64).data)
+        for array in fields:
             hashed.update(f"\n{array.dtype} {array.shape} ".encode() + np.ascontiguousarray(array).tobytes())
         for piece in originals:
             hashed.update(piece)

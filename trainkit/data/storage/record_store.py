@@ -87,6 +87,10 @@ class Records(Packed):
         """The label each class has in the file."""
         return tuple(map(str, self._names))
 
+    def column_by_batch(self, name: str) -> Iterator[np.ndarray]:
+        """Yield all numbers of a column."""
+        yield self.column(name)
+
     def at(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return labels of some rows, or the fingerprints of their pixels, for which they are decoded by Pillow."""
         if name != "content":
