@@ -113,10 +113,9 @@ def _pictures() -> list[bytes]:
     from PIL import Image
 
     found = _jpegs()
-    more = [("TIFF", {"compression": "tiff_lzw"}), ("TIFF", {"compression": "packbits"}), ("TIFF", {}), ("PPM", {})]
-    for kind, options in [("PNG", {}), ("BMP", {}), ("WEBP", {}), *more]:
+    for kind in ("PNG", "BMP", "WEBP", "PPM"):
         stream = io.BytesIO()
-        Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(stream, kind, **options)
+        Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(stream, kind)
         found.append(stream.getvalue())
     return [*found, b"P2\n# grey\n3 2\n9\n0 1 2\n7 8 9\n", b"P5 2 1 4095\n\x0f\xff\0\0"]
 

@@ -199,3 +199,14 @@ def test_the_largest_value_of_the_header_of_pnm_is_white(top, channels, plain):
 def test_a_damaged_pnm_file_is_refused(data, words):
     with pytest.raises(UserError, match=words):
         image_decode.decode(data, "a.pgm")
+
+
+@pytest.mark.parametrize("data", [b"II*\0" + bytes(40), b"MM\0*" + bytes(40), b"II+\0" + bytes(40)])
+def test_a_tiff_file_is_refused_by_name(tmp_path, data):
+    (tmp_path / "a.tif").write_bytes(data)
+    for read in (
+        lambda: image_decode.decode(data, "a.tif"),
+        lambda: image_decode.header(tmp_path / "a.tif", "a.tif"),
+    ):
+        with pytest.raises(UserError, match=r"a\.tif: a TIFF file; expected JPEG, PNG, .*; save it as PNG"):
+            read()

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from trainkit.data import folders
-from trainkit.data.formats import tiff
 from trainkit.errors import UserError
 
 if TYPE_CHECKING:  # imported where an image is read: checking a recipe reads none
     from PIL import Image
-    from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP")
-"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. TIFF, PGM and PPM are
-opened by theirs after a look at what the file claims."""
+"""The decoders of Pillow that data may reach as it is; every other one is surface for attacks. PGM and PPM are opened
+by theirs after a look at the header. TIFF is refused: Pillow reads several of its forms as other values than they hold,
+and its directories claim what they like."""
 
-_READ = "JPEG, PNG, BMP, WEBP, TIFF, PGM or PPM"
+_READ = "JPEG, PNG, BMP, WEBP, PGM or PPM"
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".pgm", ".ppm", ".pnm"})
 
@@ -62,17 +62,17 @@ def read(path: Path, where: str) -> bytes:
 
 
 def decode(data: bytes, where: str) -> np.ndarray:
-    """Decode a JPEG, PNG, BMP, WebP, TIFF, PGM or PPM image to RGB, uint8 (height, width, 3).
+    """Decode a JPEG, PNG, BMP, WebP, PGM or PPM image to RGB, uint8 (height, width, 3).
 
-    Grey, palette, 1-bit and CMYK images are converted, alpha is dropped, the orientation of EXIF or TIFF is applied. Of
-    16 bits the upper byte is kept. Raises UserError naming `where` for anything damaged, of several frames or pages,
+    Grey, palette, 1-bit and CMYK images are converted, alpha is dropped, the orientation of EXIF is applied. Of
+    16 bits the upper byte is kept. Raises UserError naming `where` for anything damaged, of several frames,
     too large or of another format.
     """
     from PIL import ImageOps
 
     with open_image(data, where) as picture:
         picture.load()
-        if picture.format != "TIFF" and "exif" in picture.info:
+        if "exif" in picture.info:
             ImageOps.exif_transpose(picture, in_place=True)
         return _rgb(picture, where)
 
@@ -87,24 +87,22 @@ def open_image(file: Path | bytes, where: str) -> Iterator[Image.Image]:
         head = file[:_HEAD] if isinstance(file, bytes) else _head(file, where)
         if not head:
             raise UserError(where, "0 bytes", "an encoded image")
-        stream, data, of_tiff = file, b"", head[:4] in tiff.MAGIC
+        if head[:4] in _TIFF:
+            raise UserError(where, "a TIFF file", _READ, "save it as PNG")
+        stream, formats = file, FORMATS
         if not stored_as_is(head) or isinstance(file, bytes):
             data = file if isinstance(file, bytes) else read(file, where)
             stream = io.BytesIO(data)
-        if of_tiff:
-            tiff.check_directory(data, where)
-        elif not stored_as_is(head) and _PNM.match(data[:_PNM_HEADER]) is None:
-            raise UserError(where, "a damaged header of a PGM or PPM file", "P2, P3, P5 or P6, width, height, maximum")
-        with Image.open(stream, formats=_formats(head)) as picture:
-            frames = 1
-            if of_tiff:
-                tiff.check(_tags(picture), len(data), where)
-                frames += _tags(picture).next != 0
-            elif picture.format != "MPO":  # photographs with a preview or a second view
-                frames = getattr(picture, "n_frames", 1)
+            if not stored_as_is(head):
+                formats = ("PPM",)
+                if _PNM.match(data[:_PNM_HEADER]) is None:
+                    expected = "P2, P3, P5 or P6, width, height, maximum"
+                    raise UserError(where, "a damaged header of a PGM or PPM file", expected)
+        with Image.open(stream, formats=formats) as picture:
             _check_size(picture, where)
-            if frames != 1:
-                raise UserError(where, "several pages" if of_tiff else "an animated image", "a single frame")
+            # Photographs with a preview or a second view are of the format MPO.
+            if picture.format != "MPO" and getattr(picture, "n_frames", 1) != 1:
+                raise UserError(where, "an animated image", "a single frame")
             yield picture
 
 
@@ -112,12 +110,6 @@ def _head(file: Path, where: str) -> bytes:
     folders.size_of(file, where, "an image file")  # a pipe would be waited for
     with file.open("rb") as stream:
         return stream.read(_HEAD)
-
-
-def _formats(head: bytes) -> tuple[str, ...]:
-    if stored_as_is(head):
-        return FORMATS
-    return ("TIFF",) if head[:4] in tiff.MAGIC else ("PPM",)
 
 
 def _check_size(picture: Image.Image, where: str) -> None:
@@ -142,10 +134,6 @@ def _refusing(where: str) -> Iterator[None]:
         raise UserError(where, f"cannot be decoded ({text})", _READ) from None
 
 
-def _tags(picture: Image.Image) -> ImageFileDirectory_v2:
-    return picture.tag_v2  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def header(file: Path | bytes, where: str) -> tuple[tuple[int, int], int]:
     """Read height and width, as shown, and the orientation by which an image is turned: 1 to 8, 1 for not at all.
 
@@ -153,12 +141,8 @@ def header(file: Path | bytes, where: str) -> tuple[tuple[int, int], int]:
     """
     with open_image(file, where) as picture:
         width, height = picture.size
-        if picture.format == "TIFF":  # whose size Pillow has turned
-            turn, turned = _tags(picture).get(_ORIENTATION, 1), False
-        else:
-            turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
-            turned = turn in range(5, 9)
-        return ((width, height) if turned else (height, width)), turn if turn in range(1, 9) else 1
+        turn = picture.getexif().get(_ORIENTATION, 1) if "exif" in picture.info else 1
+        return ((width, height) if turn in range(5, 9) else (height, width)), turn if turn in range(1, 9) else 1
 
 
 def pixels_in(data: bytes) -> int:
@@ -168,8 +152,8 @@ def pixels_in(data: bytes) -> int:
 
 
 def stored_as_is(data: bytes) -> bool:
-    """Return False for an encoded image that a packed set keeps as PNG: TIFF, PGM or PPM."""
-    return data[:4] not in tiff.MAGIC and not (data[:1] == b"P" and data[1:2] in b"2356" and data[2:3] in b"# \t\r\n")
+    """Return False for an encoded image that a packed set keeps as PNG: PGM or PPM."""
+    return not (data[:1] == b"P" and data[1:2] in b"2356" and data[2:3] in b"# \t\r\n")
 
 
 def opened(picture: Image.Image, where: str) -> np.ndarray:
