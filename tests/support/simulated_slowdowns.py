@@ -54,9 +54,7 @@ class World:
         }
         rate = 32 / self.step_s
         data = self.step_s * parts["data"]
-        self.ceilings = ThroughputLimits(
-            loader=32 / max(data, 1e-9), model=rate * rng.uniform(1.0, 1.1), fetch={"decode": 0.6, "read": 0.4}
-        )
+        self.ceilings = ThroughputLimits(loader=32 / max(data, 1e-9), model=rate * rng.uniform(1.0, 1.1))
         self.compiled: Compiled | None = Compiled(recompiles=int(rng.integers(0, 3)), seconds=0.01 * self.step_s)
         self.waits: Waits | None = Waits(per_step=float(rng.choice([0.0, 0.2]))) if self.cuda else None
         self.idle = rng.uniform(0.0, 0.04) * self.step_s * np.ones(n)
@@ -158,7 +156,6 @@ def inject(cause: str, rng: np.random.Generator) -> Evidence:
     match cause:
         case "data":
             world.extra["data"] += each
-            world.ceilings = replace(world.ceilings, fetch={"decode": 0.8, "read": 0.2})
             world.readings(worker_cores=lambda k: 1.5)
         case "evaluation" | "checkpoint" | "log":
             phase = "eval" if cause == "evaluation" else cause

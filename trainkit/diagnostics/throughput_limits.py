@@ -164,8 +164,7 @@ def _checked(tree: Any) -> ThroughputLimits | None:
     try:
         found = ThroughputLimits(**tree)
         rates = [found.loader, found.model, found.flops_per_sample, found.peak_flops]
-        numbers = [*(rate for rate in rates if rate is not None), *found.fetch.values()]
-        return found if all(0 <= number < math.inf for number in numbers) else None
+        return found if all(0 <= rate < math.inf for rate in rates if rate is not None) else None
     except (TypeError, AttributeError):
         return None
 
@@ -227,14 +226,13 @@ class _Alone:
         counted = [count for count in counted if count]
         if frozen and not counted:
             self.absent.setdefault("flops_per_sample", self.absent.get("model", "no counted operation ran"))
-        loader, parts = self._each("loader", self._loader), self._each("fetch", self._fetch)
+        loader = self._each("loader", self._loader)
         self.runtime.barrier()
         peaks = self._each("peak_flops", self._peak)
         # Every step waits for the slowest process.
         return {
             "model": batch / max(seconds for seconds, _ in model) if model else None,
             "loader": batch / max(loader) if loader else None,
-            "fetch": parts[0] if parts else {},
             "flops_per_sample": sum(counted) / len(counted) * self.plan.world / batch if counted else None,
             "peak_flops": sum(most for most, _ in peaks) if peaks else None,
             "peak_source": peaks[0][1] if peaks else "",
@@ -349,21 +347,6 @@ class _Alone:
         if len(spent) < at_once:
             raise ValueError(_STOPPED)
         return plan.accumulation * steady(spent[: len(spent) // at_once * at_once].reshape(-1, at_once).mean(1))
-
-    def _fetch(self) -> dict[str, float]:
-        from trainkit.speed import fetch_profile
-
-        split, plan = self.data.train, replace(self.plan, steps=10**9)
-        threads = torch.get_num_threads()
-        if self.recipe.loader.workers:
-            torch.set_num_threads(1)  # as in a worker
-        try:
-            # From the middle of an epoch on: the beginning was just read, and is in memory.
-            keys = plan.keys(split, plan.steps_per_epoch // 2)
-            calls = (partial(split.fetch, rows, epoch) for epoch, rows in keys)
-            return fetch_profile.shares(calls, min(1.0, self.seconds))
-        finally:
-            torch.set_num_threads(threads)
 
     # ---- the device
 

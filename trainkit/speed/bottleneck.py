@@ -101,9 +101,6 @@ def _data(e: Evidence) -> Finding | None:
     c, more = e.limits, ""
     if c and c.loader and c.model:
         more += f" Upper bounds: loader alone {rate_words(c.loader)} samples/s, model alone {rate_words(c.model)}."
-    if c and c.fetch:
-        kind, most = max(c.fetch.items(), key=lambda item: item[1])
-        more += f" {_WORK.get(kind, kind)} takes {_percent(most)} of the time to read a batch."
     if (disk := _median(e, "read_mb_s")) >= _FROM_DISK_MB_S:
         more += f" {disk:.0f} MB/s are read from disk."
     options = (*_more_workers(e), ("decoding the data once", ""))
@@ -239,12 +236,6 @@ CAUSES = (
     "data", "transfer", "evaluation", "checkpoint", "log", "setup", "recompile", "sync",
     "other_processes", "slow_rank", "setting", "compute",
 )  # fmt: skip
-_WORK = {
-    "read": "Reading files",
-    "decode": "Decoding",
-    "augment": "Augmentation",
-    "other": "Work other than reading, decoding and augmentation",
-}
 
 
 # ---- Numbers

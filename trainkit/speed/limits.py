@@ -34,10 +34,6 @@ def lines(ceilings: ThroughputLimits) -> list[str]:
     for title, rate in (("loader alone", ceilings.loader), ("model alone", ceilings.model)):
         if rate is not None:
             rows.append((title, f"{rate_words(rate)} samples/s"))
-    if ceilings.loader is not None and ceilings.fetch:
-        parts = sorted(ceilings.fetch.items(), key=lambda part: -part[1])
-        shown = ", ".join(f"{kind} {100 * part:.0f} %" for kind, part in parts if part >= 0.005)
-        rows[0] = (rows[0][0], f"{rows[0][1]}  ({shown})")
     if ceilings.flops_per_sample is not None:
         rows.append(("operations", f"{_many(ceilings.flops_per_sample)}FLOP per sample, forward and backward pass"))
         if ceilings.peak_flops is not None:
@@ -69,8 +65,6 @@ class ThroughputLimits:
     """Batches read and discarded."""
     model: float | None = None
     """Training steps on one batch that is read once."""
-    fetch: Mapping[str, float] = field(default_factory=dict)
-    """Shares of the time of reading a batch, by what is done: read, decode, augment, other; 1 in their sum."""
     flops_per_sample: float | None = None
     """Floating-point operations of a step per sample, counted; a multiplication with an addition is two."""
     peak_flops: float | None = None
