@@ -40,7 +40,7 @@ WORDS = [
     "?", "[a]", "run:x", "models:/x", "last", "best", "hf://a/b", "file:///etc/passwd", "-1", "0", "1",
     "99999999999999999999", "nan", "inf", "1e3", "None", "--help", "--resume", "--check", "--plugin", "--plugin=os",
     "--plugin=no.such", "--plugin=a b", "--seeds", "--seeds=-1", "--port", "--port=0", "--port=99999", "--names",
-    "--size", "--size=0x0", "--size=9999999x1", "--spacing=nanxnanxnan", "--random=3", "--tpe=0",
+    "--size", "--size=0x0", "--size=9999999x1", "--spacing=nanxnanxnan",
     "--folds",
     "--sweep", "--score=x", "--image-size=-3", "--json", "--png=x.png", "--whole", "--most=1", "--against=x",
     "--group=(", "--patient=[", "--only=x", "--repeats=0", "--write=/x/y", "--as=v1", "--from=/",

@@ -19,9 +19,8 @@ from trainkit.config.run_request import RunRequest
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Span
 from trainkit.errors import UserError
-from trainkit.experiments import search_space, sweep
+from trainkit.experiments import sweep
 from trainkit.experiments.group import Child, Result
-from trainkit.experiments.search_space import Axis
 from trainkit.interfaces import Scores
 from trainkit.training import best
 from trainkit.training.state import Plateau
@@ -94,15 +93,6 @@ def test_settings_are_ranked_in_the_same_direction(name, metric, lower):
     ]
     order = [result.child.title for result in sweep.rank(results, recipe.best.better)]
     assert order == (["0.2", "0.3", "0.4", "nan"] if lower else ["0.4", "0.3", "0.2", "nan"])
-
-
-@pytest.mark.parametrize("mode, direction", [("min", "MINIMIZE"), ("max", "MAXIMIZE")])
-def test_optuna_is_told_the_direction(mode, direction, monkeypatch):
-    optuna = pytest.importorskip("optuna")
-    studies, create = [], optuna.create_study
-    monkeypatch.setattr(optuna, "create_study", lambda **how: studies.append(create(**how)) or studies[-1])
-    search_space.propose([Axis("optim.lr", ("0.1", "0.2"))], [], mode, random=False)
-    assert [study.direction.name for study in studies] == [direction]
 
 
 @pytest.mark.parametrize("key, block", [(word.partition("=")[0], word) for word in blocks("val/nll")[:3]])

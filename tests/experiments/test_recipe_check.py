@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from trainkit.cli import main
 from trainkit.config import loader
-from trainkit.config.run_request import RunRequest, Sweep, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check
 from trainkit.experiments.launch import launch
@@ -233,7 +233,7 @@ def test_every_network_of_a_sweep_is_built_and_the_recipe_of_a_teacher_is_opened
     given = words(pictures, "task.net={model: test_convnext3}", "task.net.args={patch_size: 2},{patchsize: 2}",
                   "best={metric: val/top1}")  # fmt: skip
     with pytest.raises(UserError, match="patchsize"):
-        recipe_check.open_all(RunRequest(CONVNEXT, given, sweep=Sweep()))
+        recipe_check.open_all(RunRequest(CONVNEXT, given, sweep=True))
     monkeypatch.syspath_prepend(str(PLUGIN))
     first = tmp_path / "first.yaml"
     loaded = load(RunRequest(CONVNEXT, words(pictures, f"data.train={tmp_path / 'nowhere'}")))
@@ -249,7 +249,7 @@ def test_settings_of_a_sweep_beyond_those_whose_networks_are_built_are_planned(m
     monkeypatch.syspath_prepend(str(PLUGIN))
     given = ("train.micro_batch=null", "train.batch_size=4,8,12,16,20,24,28,32,36,400")
     with pytest.raises(UserError, match="400, but the data has 64 samples"):
-        recipe_check.open_all(RunRequest(TOY, given, ("toy",), sweep=Sweep()))
+        recipe_check.open_all(RunRequest(TOY, given, ("toy",), sweep=True))
 
 
 def test_a_large_set_is_not_opened(pictures, monkeypatch):

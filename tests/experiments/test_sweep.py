@@ -14,14 +14,12 @@ from runs import PLUGIN, TOY, run, spawn, stop_after
 
 from trainkit.cli import main, train
 from trainkit.config import loader
-from trainkit.config.run_request import RunRequest, Sweep
+from trainkit.config.run_request import RunRequest
 from trainkit.errors import UserError
-from trainkit.experiments import search_space
 from trainkit.experiments.group import Result
 from trainkit.experiments.launch import launch
 from trainkit.experiments.recipe_check import check
-from trainkit.experiments.search_space import Axis
-from trainkit.experiments.sweep import Settings, rank
+from trainkit.experiments.sweep import Settings, rank, read
 from trainkit.tracking import journal, lineage, run_folder
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -35,12 +33,12 @@ def _plugin(monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
 
 
-def order(*words: str, resume: str | None = None, **how) -> RunRequest:
-    return RunRequest(TOY, words, ("toy",), resume, sweep=Sweep(**how))
+def order(*words: str, resume: str | None = None) -> RunRequest:
+    return RunRequest(TOY, words, ("toy",), resume, sweep=True)
 
 
-def sweep(*words: str, resume: str | None = None, stopping=lambda: False, **how) -> int:
-    return launch(order(*words, resume=resume, **how), stopping)
+def sweep(*words: str, resume: str | None = None, stopping=lambda: False) -> int:
+    return launch(order(*words, resume=resume), stopping)
 
 
 def runs_of(recipe: str) -> list[RunFolder]:
@@ -129,17 +127,17 @@ def test_where_none_comes_to_its_end_the_first_mistake_is_said(store):
 
 @pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_where_it_was(store, capsys):
-    words = (*WORDS, "optim.lr=log:1e-4..1e-1")
+    words = (*WORDS, "optim.lr=0.001,0.01,0.1")
     # Asked once before each setting, once before its first step, and once after each of its four.
-    assert sweep(*words, random=3, stopping=stop_after(9)) == 143
+    assert sweep(*words, stopping=stop_after(9)) == 143
     assert [r.info().status for r in runs_of("toy")] == ["FINISHED", "KILLED"]
     begun = runs_of("toy")[1]
-    assert sweep(*words, random=3, resume="") == 0
+    assert sweep(*words, resume="") == 0
     printed = capsys.readouterr().out
     assert f"{begun.name}: resumed from" in printed and len(runs_of("toy-sweep")) == 1
     assert [r.info().status for r in runs_of("toy")] == ["FINISHED"] * 3
-    # Two more are the same three and two others.
-    assert sweep(*words, random=5) == 0
+    # With two values more they are the same three and two others.
+    assert sweep(*words[:-1], "optim.lr=0.001,0.01,0.1,0.2,0.3") == 0
     assert len(runs_of("toy")) == 5 and len(runs_of("toy-sweep")) == 2
 
 
@@ -167,55 +165,37 @@ def test_on_two_processes_too(store):
     ],
 )
 def test_commas_part_values_outside_brackets_and_quotes(word, values):
-    fixed, (axis,) = search_space.read(order("seed=3", word, "optim.betas=[0.9,0.95]"))
-    assert (axis.key, list(axis.values), axis.span) == (word.split("=")[0].strip(), values, None)
+    fixed, axes = read(order("seed=3", word, "optim.betas=[0.9,0.95]"))
+    assert axes == {word.split("=")[0].strip(): tuple(values)}
     assert fixed == ["seed=3", "optim.betas=[0.9,0.95]"], "a list is one value"
 
 
 @pytest.mark.parametrize(
-    ("how", "words", "message"),
+    ("words", "message"),
     [
-        ({}, (), "no argument gives several values"),
-        ({}, ("optim.lr=0.1",), "no argument gives several values"),
-        ({}, ("optim.lr",), "not of the form KEY=VALUE"),
-        ({}, ("optim.lr=0.1,,0.2",), "a value is missing beside a comma"),
-        ({}, ("optim.lr=0.1,0.1",), "is the same experiment"),
-        ({}, ("optim.lr=0.1..0.2",), "optim.lr is a range, and a grid"),
-        ({}, ("optim.lrr=0.1,0.2",), "optim.lrr"),
-        ({}, ("optim.lr=0.1,fast",), "optim.lr"),
-        ({}, ("optim.lr=0.1,0.2", "optim.lr=0.3"), "given twice"),
-        ({}, ("best=null", "optim.lr=0.1,0.2"), "toy does not name the metric"),
-        ({}, tuple(f"{key}={','.join(map(str, range(1, 12)))}" for key in ("seed", "data.test", "data.samples")),
+        ((), "no argument gives several values"),
+        (("optim.lr=0.1",), "no argument gives several values"),
+        (("optim.lr",), "not of the form KEY=VALUE"),
+        (("optim.lr=0.1,,0.2",), "a value is missing beside a comma"),
+        (("optim.lr=0.1,0.1",), "is the same experiment"),
+        (("optim.lrr=0.1,0.2",), "optim.lrr"),
+        (("optim.lr=0.1,fast",), "optim.lr"),
+        (("optim.lr=0.1,0.2", "optim.lr=0.3"), "given twice"),
+        (("best=null", "optim.lr=0.1,0.2"), "toy does not name the metric"),
+        (tuple(f"{key}={','.join(map(str, range(1, 12)))}" for key in ("seed", "data.test", "data.samples")),
          "1331 settings; expected at most 1000"),
-        ({}, ("optim.lr=0.1,1e-1",), "optim.lr=1e-1: is the same experiment as optim.lr=0.1"),
-        ({}, ("seed=0,1", "loader.workers=0,2"), "seed=0 loader.workers=2: is the same experiment as seed=0 loader"),
-        ({"tpe": 4}, ("loader.workers=0..2",), "is the same experiment"),
-        ({}, ("train.precision=no,bf16",), "a sweep is one launch"),
-        ({}, ("device.threads=1,2",), "a sweep is one launch"),
-        ({}, ("best.metric=val/accuracy,val/ema/accuracy",), "must have the same `best`"),
-        ({"random": 3}, ("optim.lr=0.2..0.1",), "two numbers, the lower one first"),
-        ({"random": 3}, ("optim.lr=log:0..1",), "above 0 with log:"),
-        ({"random": 3}, ("optim.lr=0.1..1e999",), "is not a range"),
-        ({"random": 3}, ("optim.lr=0.0.1..0.2",), "is not a range"),
-        ({"random": 3}, ("optim.lr=0.1..\u0660.2",), "optim.lr"),
-        ({"random": 2000}, ("optim.lr=0.1..0.2",), "at most 1000"),
-        ({"random": 2}, ("data.samples=1.5..9.5",), "data.samples"),
-        ({"tpe": 3}, ("train.batch_size=8..12",), "not a multiple of micro_batch"),
+        (("optim.lr=0.1,1e-1",), "optim.lr=1e-1: is the same experiment as optim.lr=0.1"),
+        (("seed=0,1", "loader.workers=0,2"), "seed=0 loader.workers=2: is the same experiment as seed=0 loader"),
+        (("train.precision=no,bf16",), "a sweep is one launch"),
+        (("device.threads=1,2",), "a sweep is one launch"),
+        (("best.metric=val/accuracy,val/ema/accuracy",), "must have the same `best`"),
     ],
 )  # fmt: skip
-def test_words_that_make_no_sweep_are_refused_before_anything_begins(how, words, message, monkeypatch):
-    monkeypatch.setattr(search_space, "require_optuna", lambda: None)
+def test_words_that_make_no_sweep_are_refused_before_anything_begins(words, message):
     for look in (Settings.of, check):
         with pytest.raises(UserError, match=message):
-            look(order(*words, **how))
+            look(order(*words))
     assert Store.locate().runs() == []
-
-
-def test_without_optuna_one_message_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda *names: None)
-    for how in ({"tpe": 3}, {"random": 3}):
-        with pytest.raises(UserError, match=r'need Optuna; pip install "trainkit\[sweep\]"'):
-            Settings.of(order("optim.lr=0.1,0.2", **how))
 
 
 def test_the_best_comes_first_then_what_has_no_score_then_what_failed():
@@ -241,8 +221,8 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
     for command, words in (
         (main.main, ["repeat", "x.yaml", "a=1", "--seeds", "3"]),
         (main.main, ["repeat", "x.yaml", "--resume"]),
-        (main.main, ["sweep", "x.yaml", "a=1,2", "--random", "4"]),
-        (main.main, ["sweep", "x.yaml", "a=1,2", "--tpe", "4", "--resume", "name"]),
+        (main.main, ["sweep", "x.yaml", "a=1,2"]),
+        (main.main, ["sweep", "x.yaml", "a=1,2", "--resume", "name"]),
         (train.run, ["x.yaml", "--seeds", "2"]),
         (train.run, ["x.yaml", "a=1,2", "--sweep"]),
         (train.run, ["x.yaml"]),
@@ -250,13 +230,13 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
         done = CliRunner().invoke(command, words, catch_exceptions=False)
         assert done.exit_code == 0, done.output
     assert [(o.resume, o.seeds, o.sweep) for o in orders] == [
-        (None, 3, None),
-        ("", 5, None),
-        (None, None, Sweep(random=4)),
-        ("name", None, Sweep(tpe=4)),
-        (None, 2, None),
-        (None, None, Sweep()),
-        (None, None, None),
+        (None, 3, False),
+        ("", 5, False),
+        (None, None, True),
+        ("name", None, True),
+        (None, 2, False),
+        (None, None, True),
+        (None, None, False),
     ]
 
 
@@ -264,10 +244,7 @@ def test_the_commands_make_the_orders_they_say(monkeypatch):
     ("command", "words", "message"),
     [
         (train.run, ["x.yaml", "--folds", "--seeds", "3"], "--folds and --seeds at once"),
-        (train.run, ["x.yaml", "--random", "3"], "add --sweep"),
         (train.run, ["x.yaml", "--sweep", "--score", "r"], "--score evaluates one run; leave out --sweep"),
-        (main.main, ["sweep", "x.yaml", "--random", "3", "--tpe", "3"], "--random and --tpe at once"),
-        (main.main, ["sweep", "x.yaml", "--random", "0"], "--random"),
         (main.main, ["sweep", "nosuch.yaml", "a=1,2"], "no such file"),
         (main.main, ["repeat", "nosuch.yaml"], "no such file"),
     ],
@@ -284,61 +261,3 @@ def test_check_of_a_sweep_prints_its_first_recipe_and_the_settings(monkeypatch):
     assert done.stdout == f"{first}# trial 0: optim.lr=0.25\n# trial 1: optim.lr=0.5\n"
     many = check(order("optim.lr=" + ",".join(f"0.{k}1" for k in range(40)))).splitlines()
     assert many[-2] == "# trial 29: optim.lr=0.291" and many[-1] == "# and 10 more"
-    pytest.importorskip("optuna")
-    assert check(order("optim.lr=0.1,0.2", tpe=9)).endswith(
-        "# trial 0: optim.lr=0.1\n# one of 9 that will be proposed\n"
-    )
-
-
-# Optuna
-
-
-AXES = [
-    Axis("rate", ("1e-4", "1e-1"), (1e-4, 1e-1), log=True),
-    Axis("kind", ("x", "y", "z")),
-    Axis("size", ("1", "9"), (1, 9), whole=True),
-]
-
-
-def score(setting: dict[str, str]) -> float:
-    return (setting["kind"] == "y") - abs(math.log10(float(setting["rate"])) + 2) - abs(int(setting["size"]) - 3) / 9
-
-
-def proposed(count: int, random: bool = False) -> list[dict[str, str]]:
-    results: list[tuple[dict[str, str], float]] = []
-    for number in range(count):
-        setting = search_space.propose(AXES, results, "max", random)
-        results.append((setting, math.nan if number % 7 == 3 else score(setting)))
-    return [setting for setting, _ in results]
-
-
-@pytest.mark.parametrize("random", [False, True])
-def test_proposals_repeat_and_get_better_unless_they_are_random(random):
-    pytest.importorskip("optuna")
-    settings = proposed(40, random)
-    assert proposed(15, random) == settings[:15] and len({tuple(setting.values()) for setting in settings}) == 40
-    for setting in settings:
-        assert 1e-4 <= float(setting["rate"]) <= 1e-1 and len(setting["rate"].strip("0.")) <= 8
-        assert setting["kind"] in "xyz" and 1 <= int(setting["size"]) <= 9
-    better = np.mean([*map(score, settings[-10:])]) - np.mean([*map(score, settings[:10])])
-    assert random or better > 0.3
-
-
-def test_whole_numbers_are_proposed_where_the_recipe_takes_them_and_four_digits_stay_in_the_range():
-    _, (size, rate) = search_space.read(order("data.test=9..40", "task.dropout=0..1", random=5))
-    assert (size.whole, rate.whole) == (True, False)
-    assert Axis("x", ("0.12344", "0.2"), (0.12344, 0.2)).text(0.12344) == "0.12344"
-
-
-@pytest.mark.slow
-def test_a_sweep_by_optuna_goes_the_same_way_again(store, capsys):
-    pytest.importorskip("optuna")
-    words = ("data.noise=2.5", "optim.lr=log:1e-5..1e-1", "optim.momentum=0.9,0.0")
-    assert sweep(*words, tpe=12) == 0
-    assert [folder.info().status for folder in runs_of("toy")] == ["FINISHED"] * 12
-    before = [folder.name for folder in runs_of("toy")]
-    assert sweep(*words, tpe=12) == 0
-    assert [folder.name for folder in runs_of("toy")] == before
-    first, second = runs_of("toy-sweep")
-    assert run_folder.members(first) == run_folder.members(second)
-    assert shown(first).tags["trainkit.best"] == shown(second).tags["trainkit.best"]

@@ -11,7 +11,7 @@ from runs import ROOT, Ran, own_store, run, stop_after, stripes
 from trainkit.analysis import compare as comparing
 from trainkit.cli import main
 from trainkit.config import diff, loader, stored_recipes
-from trainkit.config.run_request import RunRequest, Sweep, load
+from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check
@@ -224,8 +224,8 @@ def test_runs_of_two_splits_are_not_comparable(mine, store):
 def test_sweeps_and_repeats_over_splits_are_refused(mine):
     for key, words in (("split_seed", "0,1"), ("hold_out", "20%,40%"), ("stratify", "true,false")):
         with pytest.raises(UserError, match=rf"data\.{key}=.*not comparable: .* other held-out data"):
-            Settings.of(RunRequest(mine, (f"data.{key}={words}",), sweep=Sweep()))
-    assert Settings.of(RunRequest(mine, ("data.split_seed=4", "seed=0,1"), sweep=Sweep()))
+            Settings.of(RunRequest(mine, (f"data.{key}={words}",), sweep=True))
+    assert Settings.of(RunRequest(mine, ("data.split_seed=4", "seed=0,1"), sweep=True))
     seeds = Seeds.of(RunRequest(mine, ("data.split_seed=4",), seeds=3))
     children = seeds.children
     assert [(child.recipe.seed, child.recipe.data.split_seed) for child in children] == [(0, 4), (1, 4), (2, 4)]

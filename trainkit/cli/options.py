@@ -185,7 +185,7 @@ def refuse_errors(request: RunRequest) -> None:
     """
     from trainkit.config import run_request
 
-    if request.sweep is None and request.resume is None and os.path.isfile(request.path):
+    if not request.sweep and request.resume is None and os.path.isfile(request.path):
         run_request.load(request)
 
 
@@ -229,9 +229,8 @@ def run_words(request: RunRequest) -> list[str]:
     verb, options = "run", ["--folds"] if request.folds else []
     if request.seeds is not None:
         verb, options = "repeat", ["--seeds", str(request.seeds)]
-    if (how := request.sweep) is not None:
-        given = {"--random": how.random, "--tpe": how.tpe}
-        verb, options = "sweep", [str(word) for pair in given.items() if pair[1] is not None for word in pair]
+    if request.sweep:
+        verb = "sweep"
     if request.resume is not None:
         options += ["--resume-or-start"] if request.or_start else ["--resume", *filter(None, [request.resume])]
     return [verb, recipe_word(request.path), *request.overrides, *named, *options]

@@ -21,7 +21,6 @@ from trainkit.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from trainkit.config.run_request import Sweep
     from trainkit.distributed.stop_signal import Stop
 
 NEWEST = ""
@@ -39,12 +38,6 @@ _checked_and_resumed = (
         help="Continue RUN (no RECIPE needed). Without RUN: the newest unfinished run of RECIPE.",
     ),
     click.option("--elastic", is_flag=True, help="With --resume: allow another number of processes."),
-)
-_choosing = (
-    click.option("--random", type=click.IntRange(1), metavar="N", help="Sweep: try N random settings, with Optuna."),
-    click.option(
-        "--tpe", type=click.IntRange(1), metavar="N", help="Sweep: try N settings proposed by Optuna's TPE sampler."
-    ),
 )
 
 
@@ -68,7 +61,6 @@ class Training(Plain):
     click.option("--folds", is_flag=True, help="Cross-validation: train once per fold, with that fold held out."),
     click.option("--seeds", type=int, metavar="N", help="Train with N seeds, like `trainkit repeat`."),
     click.option("--sweep", is_flag=True, help="Train with several settings, like `trainkit sweep`."),
-    *_choosing,
     click.option(
         "--score", metavar="RUN", help="Evaluate the best weights of RUN on the recipe's evaluations, then exit."
     ),
@@ -88,7 +80,6 @@ def run(
     sweep: bool,
     score: str | None,
     plugins: tuple[str, ...],
-    **choice: Any,
 ) -> int:
     """Train RECIPE, with KEY=VALUE overrides.
 
@@ -101,22 +92,20 @@ def run(
     """
     if recipe is None or ("=" in recipe and not Path(recipe).exists()):
         words = overrides if recipe is None else (recipe, *overrides)
-        other = folds or sweep or or_start or seeds is not None or score is not None or any(choice.values())
+        other = folds or sweep or or_start or seeds is not None or score is not None
         return _go_on(resume, words, plugins, elastic, check, other)
     stopping = _prepare_process(None if check else recipe)
-    from trainkit.config.run_request import RunRequest, Sweep
+    from trainkit.config.run_request import RunRequest
 
     several = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
     if len(several) > 1:
         raise click.UsageError(f"{' and '.join(several)} at once; give one of them")
     if several and score is not None:
         raise click.UsageError(f"--score evaluates one run; leave out {several[0]}")
-    if not sweep and Sweep(**choice) != Sweep():
-        raise click.UsageError("--random and --tpe are options of a sweep: add --sweep")
     if or_start and resume:
         raise click.UsageError(f"--resume {resume} and --resume-or-start at once; give one of them")
-    resume, swept = NEWEST if or_start else resume, _sweep(**choice) if sweep else None
-    request = RunRequest(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, swept)
+    resume = NEWEST if or_start else resume
+    request = RunRequest(recipe_file(recipe), overrides, plugins, resume, elastic, folds, or_start, seeds, sweep)
     if check:
         return say_valid(request)
     refuse_errors(request)
@@ -170,17 +159,17 @@ def repeat(**asked: Any) -> int:
     return _launch(**asked)
 
 
-@recipe_command(*_choosing, *_checked_and_resumed, cls=Training)
-def sweep(random: int | None, tpe: int | None, **asked: Any) -> int:
+@recipe_command(*_checked_and_resumed, cls=Training)
+def sweep(**asked: Any) -> int:
     """Train RECIPE with several settings and rank the runs.
 
-    Every combination of overrides with several values is trained: optim.lr=0.1,0.05 train.ema=null,0.99. With --random
-    or --tpe an override may be a range: optim.lr=log:1e-3..1e-1. Finished runs with the same setting and data are
-    reused. With several processes: accelerate launch trainkit/run.py RECIPE KEY=A,B --sweep
+    Every combination of overrides with several values is trained: optim.lr=0.1,0.05 train.ema=null,0.99. Finished runs
+    with the same setting and data are reused. With several processes: accelerate launch trainkit/run.py RECIPE KEY=A,B
+    --sweep
 
     Example: trainkit sweep convnext optim.lr=1e-3,3e-3,1e-2
     """
-    return _launch(**asked, sweep=_sweep(random, tpe))
+    return _launch(**asked, sweep=True)
 
 
 def _launch(recipe: str, check: bool, **asked: Any) -> int:
@@ -215,14 +204,6 @@ def _prepare_process(recipe: str | None) -> Stop:
     os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     return stopping
-
-
-def _sweep(random: int | None, tpe: int | None) -> Sweep:
-    if random is not None and tpe is not None:
-        raise click.UsageError("--random and --tpe at once; give one of them, or none for every setting")
-    from trainkit.config.run_request import Sweep
-
-    return Sweep(random, tpe)
 
 
 def _began() -> float:

@@ -12,21 +12,6 @@ from trainkit.paths import shipped
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """How the settings of a sweep are chosen: all that there are, or so many that Optuna proposes."""
-
-    random: int | None = None
-    """How many are proposed at random."""
-    tpe: int | None = None
-    """How many are proposed by a tree-structured Parzen estimator."""
-
-    @property
-    def proposed(self) -> int:
-        """How many are proposed; 0 where all are tried."""
-        return self.random or self.tpe or 0
-
-
-@dataclass(frozen=True)
 class RunRequest:
     """A request of the command line."""
 
@@ -44,8 +29,8 @@ class RunRequest:
     """Where `resume` is empty and there is nothing to continue, start a run."""
     seeds: int | None = None
     """Train once for each of so many seeds, from that of the recipe upwards."""
-    sweep: Sweep | None = None
-    """Train once for each of several settings; some of `overrides` then have several values, or a range."""
+    sweep: bool = False
+    """Train once for each of several settings; some of `overrides` then have several values."""
     settings: Path | None = None
     """File that is loaded in place of `path`: the resolved recipe of a run that is named alone."""
 

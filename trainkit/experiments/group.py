@@ -63,7 +63,7 @@ class Child:
 def child_of(request: RunRequest, title: str, words: Sequence[str], setting: Mapping[str, str] | None = None) -> Child:
     """Return the child with these overrides. With --resume it continues if it has a run to continue."""
     resume = request.resume and ""  # by name it is the parent that goes on
-    own = replace(request, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=None)
+    own = replace(request, overrides=tuple(words), resume=resume, folds=False, seeds=None, sweep=False)
     own = with_their_split(own, Store.locate())
     return Child(title, own, load(own), setting or {})
 
@@ -95,16 +95,6 @@ class Result:
     error: str = ""
     """Why it failed; empty where it finished."""
 
-    @staticmethod
-    def of(child: Child, run: RunFolder) -> Result:
-        """Read the result of a run."""
-        metric = child.recipe.best.metric if child.recipe.best else ""
-        metrics = journal.read(run.journal).metrics if run.journal.is_file() else {}
-        best, wall = metrics.get(f"best/{metric}"), metrics.get("final/time/wall_s")
-        last = max((points[-1].step for points in metrics.values()), default=0)
-        value, step = (best[-1].value, best[-1].step) if best else (math.nan, last)
-        return Result(child, run, value, step, wall[-1].value if wall else math.nan)
-
 
 @dataclass(frozen=True)
 class RunGroup(ABC):
@@ -112,7 +102,8 @@ class RunGroup(ABC):
 
     request: RunRequest
     children: Sequence[Child]
-    """The runs; one example where their settings are proposed one after another."""
+    keys: Sequence[str]
+    """Keys of the recipe that children may have of their own; blocks too."""
     word: ClassVar[str]
     """`folds`: the parent is RECIPE-folds-..., and its tag `trainkit.folds` says how many there are."""
     kind: ClassVar[str]
@@ -128,35 +119,12 @@ class RunGroup(ABC):
         return self.children[0].recipe
 
     @property
-    @abstractmethod
-    def differ(self) -> Sequence[str]:
-        """Keys of the recipe that children may have of their own; blocks too."""
-
-    @property
-    def size(self) -> int:
-        """How many runs it has in the end."""
-        return len(self.children)
-
-    @property
-    def identity(self) -> Sequence[str]:
-        """Words that identify the group beside the recipes of its children."""
-        return ()
-
-    @property
     def digest(self) -> str:
-        """The SHA-256, in hexadecimal, of the children's recipes and all else by which --resume finds the group."""
-        words = [*(loader.digest(child.recipe) for child in self.children), *self.identity]
-        return hashlib.sha256("\n".join(words).encode()).hexdigest()
+        """The SHA-256, in hexadecimal, of the children's recipes, by which --resume finds the group."""
+        return hashlib.sha256("\n".join(loader.digest(child.recipe) for child in self.children).encode()).hexdigest()
 
     def check_data(self, digests: Digests) -> None:  # noqa: B027 - most groups take any data
         """Raise UserError for data on which the runs cannot be summed up."""
-
-    def child(self, results: Sequence[Result], runtime: Runtime) -> Child:
-        """Return the child to train after these results."""
-        return self.children[len(results)]
-
-    def log(self, results: Sequence[Result], parent: Parent) -> None:  # noqa: B027 - most groups have nothing to log
-        """Log what follows from the newest result."""
 
     @abstractmethod
     def conclude(self, results: Sequence[Result], parent: Parent) -> None:
@@ -171,31 +139,26 @@ def train_group(group: RunGroup, runtime: Runtime, store: Store, train: Train) -
     finished; the next attempt reuses the finished runs.
     """
     digests: Digests = {}
-    for child in group.children:  # what is wrong with the data of the last shows now
-        child_key(child, digests)
+    keys = [child_key(child, digests) for child in group.children]  # what is wrong with the data of the last shows now
     group.check_data(digests)
     results: list[Result] = []
     with parent_run(group, runtime, store, train) as parent:
-        while len(results) < group.size:
-            child = group.child(results, runtime)
+        for child, key in zip(group.children, keys, strict=True):
             try:
-                result = parent.run_child(child, child_key(child, digests))
+                result = parent.run_child(child, key)
             except UserError as error:
                 if not group.tolerant or runtime.world > 1:
                     raise
                 runtime.accelerator.free_memory()
                 result = parent.failed(child, error)
             if result is None:
-                parent.stop(len(results))
+                parent.tracker.finish("KILLED")
+                parent.say(f"Stopped after {len(results)} of {len(keys)} {group.unit}: {parent.folder.name}")
                 return "KILLED"
             results.append(result)
-            group.log(results, parent)
         if all(result.error for result in results):
-            raise UserError(
-                group.kind,
-                f"none of the {group.size} {group.unit} finished",
-                remedy=f"the first: {results[0].error}",
-            )
+            found = f"none of the {len(keys)} {group.unit} finished"
+            raise UserError(group.kind, found, remedy=f"the first: {results[0].error}")
         runtime.on_main(lambda: group.conclude(results, parent))
     return "FINISHED"
 
@@ -251,20 +214,22 @@ class Parent:
 
     def _row(self, child: Child, folder: RunFolder, state: str) -> tuple[float, int, float]:
         """Print the row of a child, below a header before the first; return value, step and seconds of its result."""
-        result = Result.of(child, folder)
         metric = child.recipe.best.metric if child.recipe.best else ""
+        metrics = journal.read(folder.journal).metrics if folder.journal.is_file() else {}
+        best, wall = metrics.get(f"best/{metric}"), metrics.get("final/time/wall_s")
+        last = max((points[-1].step for points in metrics.values()), default=0)
+        value, step = (best[-1].value, best[-1].step) if best else (math.nan, last)
+        took = wall[-1].value if wall else math.nan
         left = [("", child.title, 10), *([("setting", child.overrides, 28)] if child.overrides else [])]
-        seconds = "-" if math.isnan(result.seconds) else f"{result.seconds:.0f}"
-        right = [("step", str(result.step)), ("seconds", seconds)]
-        if metric:
-            right.insert(0, (metric, numbers([result.value])[0]))
+        right = [(metric, numbers([value])[0])] if metric else []
+        right += [("step", str(step)), ("seconds", "-" if math.isnan(took) else f"{took:.0f}")]
         texts = [f"{text:{width}}" for _, text, width in left] + [f"{t:>{max(8, len(name))}}" for name, t in right]
         if not self.header_printed:
             self.header_printed = True
             heads = [f"{name:{width}}" for name, _, width in left] + [f"{name:>8}" for name, _ in right]
             print(terminal.painted("  ".join([*heads, "run"]), "bold cyan", sys.stdout), flush=True)
         print(visible("  ".join([*texts, folder.name]) + (f" ({state})" if state else "")), flush=True)
-        return result.value, result.step, result.seconds
+        return value, step, took
 
     def note(self, title: str, folder: RunFolder) -> None:
         """Record the run of a child in a tag, and in a file that works without MLflow."""
@@ -272,11 +237,6 @@ class Parent:
         if self.runtime.main:
             self.tracker.tags({f"trainkit.{title.replace(' ', '.')}": folder.name})
             write_aside(self.folder / MEMBERS, json.dumps(self.children, indent=1) + "\n")
-
-    def stop(self, done: int) -> None:
-        """End this run as KILLED, and print how many children have finished."""
-        self.tracker.finish("KILLED")
-        self.say(f"Stopped after {done} of {self.group.size} {self.group.unit}: {self.folder.name}")
 
     def conclude(self, text: str, following: Sequence[tuple[str, str]] = ()) -> None:
         """Print the summary and the next commands, and write the summary at the top of the run's page."""
@@ -311,17 +271,20 @@ def parent_run(group: RunGroup, runtime: Runtime, store: Store, train: Train) ->
             if changes := differing(folder, recipe, request.plugins):
                 remedy += f"; the run's value -> the one given:{listing(diff.lines(changes))}"
             raise UserError(f"run {folder.name}", found, remedy=remedy)
-        differ = tuple(f"{key}." for key in group.differ)
+        differ = tuple(f"{key}." for key in group.keys)
         params = {key: value for key, value in loader.flat(recipe).items() if not f"{key}.".startswith(differ)}
-        tags = {f"trainkit.{group.word}": group.size}
+        tags = {f"trainkit.{group.word}": len(group.children)}
         tracker = start_tracker(request, recipe, folder, store, resuming, params, tags)
         if resuming:
             tracker.cut_back(0)
-        folder.update(varies=list(group.differ))
+        folder.update(varies=list(group.keys))
         lineage.record(tracker, folder, store, request.path, {})
         track_request(tracker, request)
         again = ", continued" if resuming else ""
-        print(f"{'Run':12}{folder.name}{again}\n{'Children':12}{group.size} {group.unit} of {recipe.name}", flush=True)
+        print(
+            f"{'Run':12}{folder.name}{again}\n{'Children':12}{len(group.children)} {group.unit} of {recipe.name}",
+            flush=True,
+        )
         return str(folder.path)
 
     def unbegun() -> bool:

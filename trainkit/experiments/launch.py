@@ -138,14 +138,11 @@ def group_of(request: RunRequest) -> RunGroup | None:
         return repeats.Folds.of(request)
     if request.seeds is not None:
         return repeats.Seeds.of(request)
-    return sweep.Settings.of(request) if request.sweep is not None else None
+    return sweep.Settings.of(request) if request.sweep else None
 
 
 def children_of(request: RunRequest) -> Sequence[Child]:
-    """Return the child runs that a request asks for; none for a single run.
-
-    For a sweep whose settings are proposed during the sweep, returns one example. Raises UserError.
-    """
+    """Return the child runs that a request asks for; none for a single run. Raises UserError."""
     group = group_of(request)
     return group.children if group is not None else []
 

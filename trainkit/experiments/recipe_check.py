@@ -58,7 +58,6 @@ def check(request: RunRequest) -> str:
     if request.sweep:
         said += [f"{child.title}: {child.overrides}" for child in children[:_SHOWN]]
         said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
-        said += [f"one of {request.sweep.proposed} that will be proposed"] if request.sweep.proposed else []
     return loader.dump(recipe) + "".join(f"# {line}\n" for line in said)
 
 

@@ -34,8 +34,6 @@ _MEASURED = ("speed/", "time/")
 class Repetition(RunGroup):
     """Several runs of a recipe whose scores are summed up. A subclass says what varies, and how sure the scores are."""
 
-    key: ClassVar[str]
-    """The key of the recipe that varies."""
     metric: ClassVar[str]
     """Beginning of the metrics of intervals: `seeds/val/top1_low`."""
     ends: ClassVar[tuple[str, ...]]
@@ -44,11 +42,6 @@ class Repetition(RunGroup):
     """Their columns in the table."""
     heads: ClassVar[tuple[str, ...]]
     """Their heads in the printed table, where the last two, the ends of the interval, are one."""
-
-    @property
-    def differ(self) -> Sequence[str]:
-        """Keys of the recipe that children may have of their own."""
-        return (self.key,)
 
     @abstractmethod
     def intervals(
@@ -119,7 +112,6 @@ class Seeds(Repetition):
     word: ClassVar[str] = "seeds"
     kind: ClassVar[str] = "repetition"
     unit: ClassVar[str] = "seeds"
-    key: ClassVar[str] = "seed"
     metric: ClassVar[str] = "seeds"
     ends: ClassVar[tuple[str, ...]] = ("_low", "_high")
     columns: ClassVar[tuple[str, ...]] = ("low", "high")
@@ -131,7 +123,8 @@ class Seeds(Repetition):
         recipe, count = load(request), request.seeds or 0
         if count < 2:
             raise UserError("--seeds", f"{count}", "2 or more", "one run has no spread")
-        return cls(request, _children(request, recipe, "seed", cls.key, range(recipe.seed, recipe.seed + count)))
+        seeds = range(recipe.seed, recipe.seed + count)
+        return cls(request, _children(request, recipe, "seed", "seed", seeds), ("seed",))
 
     def check_data(self, digests: Digests) -> None:
         """Raise UserError where the seeds would be evaluated on different data, so that no spread says anything."""
@@ -155,7 +148,6 @@ class Folds(Repetition):
     word: ClassVar[str] = "folds"
     kind: ClassVar[str] = "cross-validation"
     unit: ClassVar[str] = "folds"
-    key: ClassVar[str] = "data.fold"
     metric: ClassVar[str] = "pooled"
     ends: ClassVar[tuple[str, ...]] = ("", "_low", "_high")
     columns: ClassVar[tuple[str, ...]] = ("all", "all_low", "all_high")
@@ -168,11 +160,12 @@ class Folds(Repetition):
         if not isinstance(recipe.data, DividesIntoFolds):
             found = f"the data of {recipe.name}, {kinds.name(recipe.data)}, has no keys `folds` and `fold`"
             raise UserError("--folds", found, "data that divides into folds, such as volumes")
-        if any(word.partition("=")[0].strip() == cls.key for word in request.overrides):
+        if any(word.partition("=")[0].strip() == "data.fold" for word in request.overrides):
             raise UserError("--folds", "data.fold is given too", remedy="leave it out: --folds trains every fold")
         if recipe.data.folds < 2:
             raise UserError("data.folds", f"{recipe.data.folds}", "2 or more", "cross-validation needs two parts")
-        return cls(request, _children(request, recipe, "fold", cls.key, range(recipe.data.folds)))
+        folds = range(recipe.data.folds)
+        return cls(request, _children(request, recipe, "fold", "data.fold", folds), ("data.fold",))
 
     def intervals(
         self, values: Mapping[str, Sequence[float]], results: Sequence[Result], parent: Parent

@@ -11,12 +11,12 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from trainkit.config import diff, loader
 from trainkit.config.diff import Change
-from trainkit.config.run_request import RunRequest, Sweep
+from trainkit.config.run_request import RunRequest
 from trainkit.config.schema import Recipe
 from trainkit.environment import process
 from trainkit.errors import UserError, listing
@@ -38,7 +38,7 @@ def keep(folder: RunFolder, request: RunRequest) -> None:
         "plugins": list(request.plugins),
         "folds": request.folds,
         "seeds": request.seeds,
-        "sweep": asdict(request.sweep) if request.sweep is not None else None,
+        "sweep": request.sweep,
     }
     write_aside(folder.path / FILE, json.dumps(said, indent=1) + "\n")
 
@@ -89,13 +89,14 @@ def _read(folder: RunFolder) -> RunRequest:
             tuple(said["plugins"]),
             folds=bool(said["folds"]),
             seeds=said["seeds"],
-            sweep=Sweep(**{field.name: sweep[field.name] for field in fields(Sweep)}) if sweep else None,
+            sweep=bool(sweep),
         )
         if not all(isinstance(word, str) for word in (*request.overrides, *request.plugins)):
             raise TypeError("an argument is not text")
-        how = request.sweep or Sweep()
-        if not all(isinstance(number, int | None) for number in (request.seeds, how.random, how.tpe)):
+        if not isinstance(request.seeds, int | None):
             raise TypeError("a number is missing")
+        if isinstance(sweep, dict) and any(sweep.values()):  # as versions before 0.2 wrote it
+            raise TypeError("Optuna proposed its settings, which trainkit no longer does")
     except FileNotFoundError:
         if (folder.path / MEMBERS).is_file():
             found = "was started by an older trainkit, which stored no request for several runs"
