@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -113,12 +112,10 @@ def test_a_training_here_has_the_bits_of_the_command(runs, home, pictures):
         assert ours[name].dropna().equals(theirs[name].dropna()) and len(ours[name].dropna())
 
 
-def test_runs_are_compared_as_data_frames(runs, tmp_path):
+def test_runs_are_compared_as_data_frames(runs):
     found = trainkit.compare(runs[0], runs[1].name)
-    command("compare", runs[0].name, runs[1].name, "--json", tmp_path / "found.json")
-    said = json.loads((tmp_path / "found.json").read_text())
     assert list(found.changes.itertuples(index=False, name=None)) == [(runs[1].name, "optim.lr", 0.001, 0.003)]
-    assert len(found.scores) == len(said["compared"][0]["scores"]) > 10
+    assert len(found.scores) == len(found.comparison.scores) > 10
     (decides,) = found.scores[found.scores["primary"]].to_dict("records")
     assert decides["name"] == "best/val/ema/top1" and decides["difference"] == decides["value"] - decides["first"]
     assert decides["first"] == runs[0].scores["val/ema/top1"] and decides["value"] == runs[1].scores["val/ema/top1"]

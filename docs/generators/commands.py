@@ -15,7 +15,7 @@ EXAMPLES = {
     "run": "trainkit run convnext optim.lr=0.05",
     "repeat": "trainkit repeat convnext --seeds 5",
     "sweep": "trainkit sweep convnext optim.lr=0.1,0.05 train.ema=null,0.99",
-    "compare": "trainkit compare convnext eye_state --png comparison.png",
+    "compare": "trainkit compare convnext eye_state",
     "ls": "trainkit ls",
     "show": "trainkit show last",
     "check": "trainkit check convnext optim.lr=0.05",

@@ -16,7 +16,7 @@ from scipy import stats
 from trainkit import rng
 from trainkit.analysis import compare as comparing
 from trainkit.analysis import compare_report, saved_rows
-from trainkit.analysis.compare import Score, compare
+from trainkit.analysis.compare import compare
 from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.experiments import group
@@ -346,21 +346,6 @@ def test_step_times_are_medians_over_steps_not_over_windows():
     assert measured("speed/peak_memory_gb", (10, 1.0), (20, 4.0), (500, 3.0)) == 4.0
 
 
-def test_the_image_and_the_values_are_written(trained, tmp_path, monkeypatch):
-    store, runs = trained
-    files = [f"--{ending}={tmp_path / f'out.{ending}'}" for ending in ("png", "json")]
-    said = ask(store, monkeypatch, runs["plain"].name, runs["slow"].name, *files)
-    assert said.count("written") == 2
-    assert (tmp_path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    values = json.loads((tmp_path / "out.json").read_text())
-    (primary,) = [score for score in values["compared"][0]["scores"] if score["primary"]]
-    assert (
-        primary["name"] == "best/val/accuracy" and primary["verdict"] == "worse" and primary["low"] <= primary["high"]
-    )
-    assert [side["name"] for side in values["runs"]] == [runs["plain"].name, runs["slow"].name]
-    assert values["speed"]["speed/samples_per_s"][0] > 0
-
-
 def test_what_ended_at_its_best_is_shown_once(trained):
     store, runs = trained
     pair = compare(store, [runs["plain"], runs["slow"]]).pairs[0]
@@ -369,52 +354,6 @@ def test_what_ended_at_its_best_is_shown_once(trained):
     assert [name for name, _ in compare_report.by_evaluation([*same, *best])] == ["best/val"]
     other = [comparing.replace(score, values=(0.1, 0.2)) for score in plain]
     assert [name for name, _ in compare_report.by_evaluation([*other, *best])] == ["best/val", "val"]
-
-
-def test_the_picture_has_a_line_for_every_interval_and_better_is_to_the_right(trained):
-    store, runs = trained
-    found = compare(store, [runs["plain"], runs["slow"]])
-    axes = compare_report.figure(found).axes[0]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    drawn = [s for _, own in compare_report.by_evaluation(found.scores) for s in own if s.low is not None]
-    assert names[0] == "best/val/accuracy" and sorted(names) == sorted(score.name for score in drawn)
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    assert dots[0].get_xdata()[0] < 0, "worse"
-    turned = [comparing.replace(score, lower_is_better=True, verdict="better") for score in found.pairs[0].scores]
-    found = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=turned),))
-    dots = [line for line in compare_report.figure(found).axes[0].lines if line.get_marker() == "o"]
-    assert dots[0].get_xdata()[0] > 0
-    nothing = comparing.replace(found, pairs=(comparing.replace(found.pairs[0], scores=[]),))
-    assert "no difference has an interval" in compare_report.figure(nothing).axes[0].get_xlabel()
-
-
-def judged(metric: str, low: float, gap: float, high: float, **more) -> Score:
-    return Score(
-        run="B", evaluation="val", metric=metric, values=(0.5, 0.5 + gap), difference=gap, low=low, high=high, **more
-    )
-
-
-def test_intervals_of_one_scale_are_drawn_as_one():
-    wide, narrow = judged("accuracy", -0.04, 0.04, 0.08), judged("auc", 0.01, 0.02, 0.04)
-    far, near = judged("hd95_mean_mm", -8, -4, 4, lower_is_better=True), judged("asd_mean_mm", -1, 0, 1)
-    other = judged("nll", -0.3, -0.2, -0.1, lower_is_better=True)
-    scores = [wide, narrow, far, near, other]
-    pair = SimpleNamespace(run="B", scores=scores)
-    drawn = compare_report.figure(
-        SimpleNamespace(sides=(SimpleNamespace(name="one"), SimpleNamespace(name="two")), pairs=(pair,), level=0.95)
-    )
-    panels = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn.axes]
-    assert panels == [["val/accuracy", "val/auc"], ["val/hd95_mean_mm", "val/asd_mean_mm"], ["val/nll"]]
-    bars = [tuple(line.get_xdata()) for line in drawn.axes[0].lines if len(line.get_xdata()) == 2][1:]
-    assert bars == [(-0.04, 0.08), (0.01, 0.04)], "as they are, on an axis with numbers"
-    (better,) = [tuple(line.get_xdata()) for line in drawn.axes[2].lines if line.get_marker() == "o"]
-    assert better == (0.2,) and all(sum(axes.get_xlim()) == pytest.approx(0) for axes in drawn.axes)
-
-
-def test_files_that_cannot_be_written_are_told_before_anything_is_done(trained, monkeypatch, tmp_path):
-    store, _ = trained
-    assert "ends in .png" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'out.txt'}", code=2)
-    assert "does not exist" in ask(store, monkeypatch, "a", "b", f"--png={tmp_path / 'no' / 'out.png'}", code=2)
 
 
 # ---- What is kept to be compared -------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ WORDS = [
     "--plugin=no.such", "--plugin=a b", "--seeds", "--seeds=-1", "--port", "--port=0", "--port=99999", "--names",
     "--size", "--size=0x0", "--size=9999999x1", "--spacing=nanxnanxnan",
     "--folds",
-    "--sweep", "--score=x", "--image-size=-3", "--json", "--png=x.png", "--whole", "--most=1", "--against=x",
+    "--sweep", "--score=x", "--image-size=-3", "--json", "--whole", "--most=1", "--against=x",
     "--group=(", "--patient=[", "--only=x", "--repeats=0", "--write=/x/y", "--as=v1", "--from=/",
 ]  # fmt: skip
 ENVIRONMENT = {

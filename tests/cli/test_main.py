@@ -268,7 +268,7 @@ hide_in_logs()
 hide_in_logs()
 warnings.warn({f"file {ORDERS}.png"!r})
 warnings.warn("https://me:hunter2@host")
-figure, (axes,) = blank(2.0)
+figure, axes = blank(2.0)
 axes.set_title({f"class {ORDERS}"!r})
 figure.savefig("/dev/null", format="png")"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

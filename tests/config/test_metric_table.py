@@ -94,15 +94,6 @@ def test_an_evaluation_may_have_the_name_of_anything():
     assert {metric_table.mode(f"{name}/{net}top1") for name in names for net in ("", "ema/")} == {"max"}
 
 
-def test_scores_of_one_scale_and_shares_are_known_by_their_units():
-    shares = ("top1", "tar_at_far_1e-3", "nir.map", "dice_mean", "dice.nll", "iou.road", "ece", "ks", "bayes_error")
-    assert {metric_table.scale(metric) for metric in shares} == {"share"}
-    assert [metric_table.scale(name) for name in ("hd95_mm.sr", "asd_mean_mm", "volume_error_mm3.sr")] == [
-        *("mm", "mm", "mm3")
-    ]
-    assert [metric_table.scale(name) for name in ("nll", "hit", "missed")] == ["nll", "hit", "missed"]
-
-
 # ---- Nothing else states a direction ---------------------------------------------------------------------------------
 
 WORDS = {"max", "min", "maximize", "minimize", "higher", "lower"}

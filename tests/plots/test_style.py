@@ -9,7 +9,7 @@ from trainkit.plots import style
 
 
 def test_letters_of_any_script_give_no_warning():
-    figure, (axes,) = style.blank(2.0)
+    figure, axes = style.blank(2.0)
     axes.bar([0, 1, 2], [1, 2, 3], label="犬")
     axes.set_xticks([0, 1, 2], ["日本", "café", "кот"])
     axes.set_title("ไทย: $ 5")

@@ -1,26 +1,18 @@
-"""A comparison of runs as text, as an image, and as plain values."""
+"""A comparison of runs as text."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from trainkit.analysis.compare import Comparison, Pair, Score, Side
-from trainkit.config import diff, metric_table
+from trainkit.config import diff
 from trainkit.errors import few
 from trainkit.terminal import aligned, numbers, split
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 VERDICTS = {"better": "significantly better", "worse": "significantly worse", "not decided": "inconclusive"}
 _SHOWN = 8
-"""Metrics of an evaluation in the terminal, without those of classes; the values have all."""
-_DRAWN = 24
-"""Differences in the image."""
+"""Metrics of an evaluation that are shown, without those of classes."""
 
 
 def text(found: Comparison) -> str:
@@ -54,90 +46,6 @@ def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, le
     under = [f"  CI: {method(drawn)}"] if drawn else []
     under += ["  * primary metric"] if any(score.primary for score in shown) else []
     return [*aligned(rows), *under, *(f"  {why}" for why in whys(shown))]
-
-
-def write(found: Comparison, file: Path) -> None:
-    """Write a comparison in the format of a file's ending: png, or else json."""
-    if file.suffix == ".png":
-        figure(found).savefig(file, dpi=120, bbox_inches="tight", format="png")
-        return
-    file.write_text(json.dumps(values(found), indent=1) + "\n", encoding="utf-8")
-
-
-def values(found: Comparison) -> dict[str, Any]:
-    """Return the whole comparison as values of JSON."""
-    return {
-        "runs": [{"name": side.name, "runs": [run.name for run in side.folds or side.runs]} for side in found.sides],
-        "notes": list(found.notes),
-        "level": found.level,
-        "compared": [_pair_values(pair) for pair in found.pairs],
-        "speed": {speed.name: list(speed.values) for speed in found.speed},
-        "verdicts": verdicts(found),
-    }
-
-
-def _pair_values(pair: Pair) -> dict[str, Any]:
-    kept = ("name", "values", "difference", "low", "high", "draws", "units", "seeds", "verdict", "why", "primary")
-    scores = [{key: getattr(score, key) for key in (*kept, "lower_is_better")} for score in pair.scores]
-    for score in scores:
-        score["seeds"] = score["seeds"] and [score["seeds"].low, score["seeds"].high]
-    return {
-        "run": pair.run,
-        "changes": [str(change) for change in pair.changes],
-        "place": [str(change) for change in pair.place],
-        "same_data": pair.same_data,
-        "scores": scores,
-    }
-
-
-# ---- The image -----------------------------------------------------------------------------------------------------
-
-
-def figure(found: Comparison) -> Figure:
-    """Draw the intervals of the differences, a row each, better to the right; scores of one scale share a panel.
-
-    Scores of classes are left out, and those without an interval; the primary one of each pair comes first.
-    """
-    from trainkit.plots.style import GREEN, INK, QUIET, SMALL, VERMILION, blank, titled
-
-    called = letters(len(found.sides))
-    letter_of = {pair.run: letter for letter, pair in zip(called[1:], found.pairs, strict=True)}
-    shown: list[Score] = []
-    for pair in found.pairs:
-        own = [score for _, scores in by_evaluation(pair.scores) for score in scores]
-        own = [score for score in own if reach(score) and (score.primary or "." not in score.metric)]
-        shown += sorted(own, key=lambda score: not score.primary)
-    by_scale: dict[str, list[Score]] = {}
-    for score in shown[:_DRAWN]:
-        by_scale.setdefault(metric_table.scale(score.metric), []).append(score)
-    panels = list(by_scale.values()) or [[]]
-    rows = [max(len(own), 1) for own in panels]
-    drawn, grid = blank(height=0.7 + 0.5 * len(panels) + 0.32 * sum(rows), ratios=rows, shared=False)
-    colours = {"better": GREEN, "worse": VERMILION}
-    for axes, own in zip(grid, panels, strict=True):
-        axes.axvline(0.0, color=QUIET, linewidth=1)
-        ends = [reach(score) or (0.0, 0.0, 0.0) for score in own]
-        for place, (score, (low, middle, high)) in enumerate(zip(own, ends, strict=True)):
-            colour = colours.get(score.verdict, QUIET)
-            axes.plot([low, high], [place, place], color=colour, linewidth=3, alpha=0.45)
-            fill = colour if score.verdict in colours else "white"
-            axes.plot([middle], [place], "o", color=colour, markerfacecolor=fill, markersize=6)
-            axes.annotate(
-                f"{gap(score)}  ({span(score)})", (1.02, place), va="center", color=INK,
-                xycoords=axes.get_yaxis_transform(), fontsize=SMALL, annotation_clip=False,
-            )  # fmt: skip
-        names = [f"{letter_of[score.run]}: {score.name}" if len(found.pairs) > 1 else score.name for score in own]
-        axes.set_yticks(range(len(own)), names, fontsize=SMALL)
-        axes.set_ylim(max(len(own), 1) - 0.4, -0.6)
-        edge = 1.05 * max((abs(end) for each in ends for end in each), default=0.0) or 1.0
-        axes.set_xlim(-edge, edge)
-        axes.xaxis.set_major_formatter(lambda tick, _: f"{abs(tick):.4g}")
-    more = "" if shown else "; no difference has an interval"
-    grid[-1].set_xlabel(f"worse than {called[0]}   |   better than {called[0]}{more}", fontsize=SMALL)
-    sides = ", ".join(f"{letter}: {side.name}" for letter, side in zip(called, found.sides, strict=True))
-    title = "\n".join(headline(primary(pair), called[0], letter_of[pair.run]) for pair in found.pairs)
-    titled(drawn, title, f"{sides}\nDot: difference, bar: {percent(found.level)} CI; hollow: inconclusive")
-    return drawn
 
 
 # ---- Words and numbers ----------------------------------------------------------------------------------------------
@@ -259,15 +167,6 @@ def span(score: Score) -> str:
 def percent(level: float) -> str:
     """Return the level of an interval: `95 %`."""
     return f"{100 * level:.3g} %"
-
-
-def reach(score: Score) -> tuple[float, float, float] | None:
-    """Return low end, difference and high end, turned so that better is positive; None without an interval."""
-    if score.low is None or score.high is None or score.difference is None:
-        return None
-    if score.lower_is_better:
-        return -score.high, -score.difference, -score.low
-    return score.low, score.difference, score.high
 
 
 def speeds(found: Comparison) -> list[list[str]]:

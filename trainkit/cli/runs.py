@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import click
 
 from trainkit.cli.options import echo, next_step
-from trainkit.errors import UserError
-
-
-def _file(ending: str, what: str) -> Callable[[Any], Any]:
-    return click.option(
-        f"--{ending}", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help=f"Write {what} to FILE."
-    )
 
 
 @click.command()
 @click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
-@_file("png", "a figure of the intervals")
-@_file("json", "all values as JSON")
-def compare(run: tuple[str, ...], png: Path | None, json: Path | None) -> None:
+def compare(run: tuple[str, ...]) -> None:
     """Compare runs: what changed, and what differs significantly.
 
     Each run is compared with the first one. RUN is a run's name, a recipe's name (its last finished run), an MLflow run
     id, `last` (the newest run), `last-finished`, `best` (of the other run's experiment) or `best:RECIPE`. For a parent
     run its child runs are compared.
 
-    Example: trainkit compare best:convnext last --png compare.png
+    Example: trainkit compare best:convnext last
     """
-    files = {ending: file for ending, file in (("png", png), ("json", json)) if file is not None}
-    for ending, file in files.items():
-        if file.suffix != f".{ending}":
-            raise UserError(f"--{ending}", f"{file}", f"a file that ends in .{ending}")
-        if not file.absolute().parent.is_dir():
-            raise UserError(f"--{ending}", f"the folder of {file} does not exist", remedy="create it first")
     from trainkit.analysis import compare, compare_report
     from trainkit.tracking.store import Store
 
     store = Store.locate()
     found = compare.compare(store, compare.resolve(store, run))
     echo(compare_report.text(found))
-    for file in files.values():
-        try:
-            compare_report.write(found, file)
-        except OSError as error:
-            raise UserError(str(file), f"cannot be written: {error.strerror or error}") from None
-        echo(f"{file}: written")
     next_step("promote", run[-1], why="register it, if it is significantly better")
 
 

@@ -98,12 +98,6 @@ def unit(metric: str) -> str:
     return one.unit if one is not None else ""
 
 
-def scale(metric: str) -> str:
-    """Return the scale that a score shares with others: `share`, `mm`, `mm3`, else its own name."""
-    shared = unit(metric)
-    return shared if shared in ("share", "mm", "mm3") else metric.partition(".")[0]
-
-
 @functools.cache
 def _form(name: str) -> re.Pattern[str]:
     parts = re.split(r"(<[a-z ]+>)", name)

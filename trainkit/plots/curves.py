@@ -23,7 +23,7 @@ def roc(curves: Mapping[str, tuple[Numbers, Numbers]], about: str = "ROC curve",
     """
     if not curves:
         raise ValueError("no curve to draw")
-    figure, (axes,) = blank(height=4.8)
+    figure, axes = blank(height=4.8)
     rates = {k: (np.asarray(far, dtype=float), np.asarray(tar, dtype=float)) for k, (far, tar) in curves.items()}
     above = [f for far, _ in rates.values() for f in far if f > 0]
     left = min(10.0 ** np.floor(np.log10(min(above, default=0.1)) + 1e-9), 0.1) if positive is None else 0.0
@@ -61,7 +61,7 @@ def confusion(counts: np.ndarray, names: Sequence[str], about: str = "Confusion 
         raise ValueError(f"counts {counts.shape} and {len(names)} names; expected (C, C) and C")
     support = counts.sum(axis=1)
     share = counts / np.maximum(support, 1)[:, None]
-    figure, (axes,) = blank(height=min(6.0, 2.0 + 0.65 * classes))
+    figure, axes = blank(height=min(6.0, 2.0 + 0.65 * classes))
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     # With many classes each error is a small share of its row: the square root makes them visible.

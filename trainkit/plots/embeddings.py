@@ -33,7 +33,7 @@ def scatter(
     points, label, wrong = np.asarray(points, dtype=float), np.asarray(label), np.asarray(wrong, dtype=bool)
     if points.shape != (len(label), 2) or wrong.shape != label.shape:
         raise ValueError(f"points {points.shape}, labels {label.shape}, wrong {wrong.shape}")
-    figure, (axes,) = blank(height=5.6)
+    figure, axes = blank(height=5.6)
     size = 30 if len(points) <= 300 else 18 if len(points) <= 1000 else 13
     present = np.unique(label)
     for k in present:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -52,22 +51,17 @@ def empty(height: float, dpi: int = DPI, **settings: Any) -> Figure:
     return figure
 
 
-def blank(height: float, ratios: Sequence[float] = (1,), shared: bool = True) -> tuple[Figure, list[Axes]]:
-    """Make an empty figure of this height in inches, with panels above each other in these proportions.
-
-    `shared`: all have one horizontal axis. `titled` adds the height of the title.
-    """
+def blank(height: float) -> tuple[Figure, Axes]:
+    """Make an empty figure of this height in inches, with one pair of axes. `titled` adds the height of the title."""
     figure = empty(height, layout="constrained")
-    grid = figure.subplots(len(ratios), 1, sharex=shared, squeeze=False, gridspec_kw={"height_ratios": list(ratios)})
-    axes = list(grid[:, 0])
-    for each in axes:
-        each.set_axisbelow(True)
-        each.grid(color=GRID, linewidth=0.8)
-        each.spines[["top", "right"]].set_visible(False)
-        each.spines[["left", "bottom"]].set_color(QUIET)
-        each.tick_params(colors=INK, labelsize=TEXT)
-        each.xaxis.label.set(size=TEXT, color=INK)
-        each.yaxis.label.set(size=TEXT, color=INK)
+    axes = figure.subplots()
+    axes.set_axisbelow(True)
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(QUIET)
+    axes.tick_params(colors=INK, labelsize=TEXT)
+    axes.xaxis.label.set(size=TEXT, color=INK)
+    axes.yaxis.label.set(size=TEXT, color=INK)
     return figure, axes
 
 
