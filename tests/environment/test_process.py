@@ -86,3 +86,28 @@ def test_without_prctl_a_line_says_what_is_not_done(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(process.ctypes, "CDLL", refuse)
     assert "stop this process yourself" in (process.die_with_parent() or "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+@pytest.mark.parametrize("variable", ["", "MALLOC_ARENA_MAX"])
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(variable):
+    words = """
+import ctypes, resource
+from trainkit.environment import process
+process.keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes, libc.memset.argtypes = [ctypes.c_void_p], [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def faults_of_one_more():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block = libc.malloc(2**26)
+    libc.memset(block, 1, 2**26)
+    libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults_of_one_more()
+print(faults_of_one_more())
+"""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environ |= {variable: "4"} if variable else {}
+    done = subprocess.run([sys.executable, "-c", words], env=environ, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 1_000) == bool(variable), "64 MB are 16,384 pages of 4 kB"

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from trainkit.config.schema import Recipe
 from trainkit.distributed import launch_settings
 from trainkit.distributed.stop_signal import Stop, Stopped
+from trainkit.environment import process
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
@@ -107,6 +108,8 @@ class Runtime:
             self.accelerator.state._mixed_precision = self.precision
         self.choose_compile(recipe)
         _set_switches(recipe)
+        if self.device.type == "cpu":
+            process.keep_freed_memory()
 
     def choose_compile(self, recipe: Recipe, updates: int | None = None, recorded: str | None = None) -> None:
         """Set the compile mode of a run, as `launch_settings.compile_mode` decides it."""

@@ -140,6 +140,21 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def keep_freed_memory() -> None:
+    """Have glibc keep memory that is freed, for the next step, instead of returning it to the system.
+
+    It returns blocks above 32 MB at once, and the system then fills new pages with zeros in every step. 16 images of
+    160 px, EfficientNet-Lite0, one core: 16 to 18 ms of system time an image beside 58 of the network, 0.3 to 0.6 with
+    this; forward alone, 64 images, 22 and 0.1 beside 11. The peak grows from 1.51 to 1.65 GB. Settings of the
+    environment, MALLOC_*, are left as they are.
+    """
+    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
+        with contextlib.suppress(OSError, AttributeError):  # of another C library
+            libc = ctypes.CDLL(None)
+            libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+            libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
 def leave(code: int, seconds: float = 5.0) -> NoReturn:
     """End the process, as the interpreter does: wait for threads, call the functions of `atexit`; then exit.
 
