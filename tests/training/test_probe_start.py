@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,13 @@ from trainkit.checkpoint import safe_load
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest
 from trainkit.data.images.dataset import Images
+from trainkit.diagnostics import preflight
+from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.experiments import recipe_check
 from trainkit.models import linear_probe
 from trainkit.models.timm_classifier import Classifier, timm_network
+from trainkit.training import plan
 
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 MODEL, SIDE = "test_resnet", 32
@@ -147,6 +151,17 @@ def test_a_run_that_goes_on_from_step_0_softens_the_probe_of_its_checkpoint(whol
     assert cut.last.step == 0
     resumed = run(*words, recipe=CONVNEXT, resume="")
     assert resumed.folder == cut.folder and all_same(resumed, whole) and resumed.repeatable == whole.repeatable
+
+
+def test_a_preflight_counts_the_fit(tmp_path, words, weights, store, monkeypatch):
+    monkeypatch.setattr(preflight, "SECONDS", 0.2)
+    monkeypatch.setattr(linear_probe, "fit", lambda *args, plain=linear_probe.fit: time.sleep(0.3) or plain(*args))
+    recipe = loader.load(CONVNEXT, list(words))
+    data, runtime = recipe.data.open(0), Runtime(recipe)
+    tried = preflight.fly(recipe, data, runtime, {"net": weights}, tmp_path, tmp_path / "outputs")
+    cut = plan.Plan.make(recipe, data, 1, 0)
+    assert preflight.forecast(recipe, cut, tried).before_s == tried.fitted_s > 0.3
+    assert any(line.startswith("fit  ") for line in preflight.report(recipe, cut, tried, 10**12)[0])
 
 
 @pytest.mark.slow

@@ -68,6 +68,8 @@ class Tried:
     """Of a checkpoint."""
     building: Sequence[Building]
     """Cost of computing the outputs of frozen models before the first step."""
+    fitted_s: float = 0.0
+    """Seconds in which the task fitted to the training set before the first step, such as a linear probe."""
     peak_gb: float
     """Greatest memory of the device; on a CPU the resident set of the process."""
     left_gb: float
@@ -132,7 +134,7 @@ def fly(
             steps = number_of(trainer.plan.steps, "steps")
             raise UserError("preflight", f"a training of {steps}", f"{FIRST + 2} steps or more")
         trainer.start()
-        costs = trainer.evaluator.costs
+        costs, fitted_s = trainer.evaluator.costs, trainer.evaluator.fitted_s
         _updates(trainer, FIRST)
         path, blocking_s, written_s = _saved(trainer)
         building = teacher_cache.forecast(trainer.model.networks, data.train, runtime, outputs)
@@ -157,6 +159,7 @@ def fly(
         blocking_s=blocking_s,
         bytes=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         building=building,
+        fitted_s=fitted_s,
         peak_gb=peak,
         left_gb=left,
         hourly=cost.allotted(runtime),
@@ -203,7 +206,7 @@ def forecast(recipe: Recipe, cut: plan.Plan, tried: Tried) -> Forecast:
         evaluations={name: (times[name], costs.get(name, 0.0)) for name in times},
         budgets={name: e.budget for name, e in recipe.evaluations.items() if e.budget},
         checkpoints=(written, each),
-        before_s=sum(one.seconds for one in tried.building),
+        before_s=sum(one.seconds for one in tried.building) + tried.fitted_s,
         last_s=max(0.0, tried.written_s - each) if recipe.checkpoints.at_end else 0.0,
     )
 
@@ -226,6 +229,8 @@ def report(recipe: Recipe, cut: plan.Plan, tried: Tried, free: int) -> tuple[lis
             lines.append(f"evaluation  {name}: about {seconds:.3g} s (estimated from its first batch)")
     keep = recipe.checkpoints.keep_last + recipe.checkpoints.keep_best
     tables = sum(one.bytes for one in tried.building)
+    if tried.fitted_s:
+        lines.append(f"fit         to the training set, before the first step: {tried.fitted_s:.3g} s")
     dependency = (keep + 1) * tried.bytes + tables  # one more while it is written
     for one in tried.building:
         what = f"{one.samples:,} samples in {one.views} views"

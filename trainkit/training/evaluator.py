@@ -144,6 +144,8 @@ class Evaluator:
         self.splits = planning.evaluated(recipe, data)
         self.costs: dict[str, float] = {}
         """Seconds that each evaluation will take, as far as its first batch tells."""
+        self.fitted_s = 0.0
+        """Seconds that `fit_before_training` took, in this process."""
         self.at: dict[str, int] = {}
         """The step at which each evaluation was run last, in this process."""
         self.curves: dict[str, Columns] = {}
@@ -180,9 +182,11 @@ class Evaluator:
         planning.refuse_unfitted(self._recipe, self._data)
         if runtime.sharded:
             raise UserError("task", f"{task.fits} over sharded parameters", "a launch config without sharding")
+        began = time.perf_counter()
         train, bare = self._data.evaluations["train"], self._model.bare
         rows, _ = predict(task, bare, train, _PROBE_BATCH, runtime, self._stop)
         self._model.set_parameters(runtime.on_main(lambda: task.fit(bare, rows, train), self._stop))
+        self.fitted_s = runtime.broadcast(time.perf_counter() - began)
 
     def begin_training(self) -> None:
         """Let the task change what it fitted, before the first step."""
