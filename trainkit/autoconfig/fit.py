@@ -80,6 +80,8 @@ class Fitted:
     asked: Asked = Asked()
     start: str = ""
     """How training starts, and why; empty where the recipe says it."""
+    time: str = ""
+    """How long a run will take; empty where it is not forecast."""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -155,6 +157,7 @@ def fit(recipe: Recipe, tree: dict[str, Tree], data: str, new: Path, asked: Aske
     fitted.seen += [
         f"evaluated on {name}: {place}" for name, place in fitted.scored.items() if place != sources.HELD_OUT
     ]
+    fitted.seen += [f"time: {fitted.time}"] if fitted.time else []
     if asked.test and not fitted.get("data.hold_out_test"):
         found = "data that has splits, or is not images of classes"
         raise UserError("--test", found, "images of classes without splits", "remove it")

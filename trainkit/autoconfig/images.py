@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
+from trainkit.autoconfig import fine_tuning, pretrained
 from trainkit.autoconfig import fit as fitting
-from trainkit.autoconfig import pretrained
 from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.own_images import taken
-from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.config.units import Share
 from trainkit.data import hub, sources
@@ -31,29 +31,13 @@ from trainkit.data.images.dataset import Images
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.sources import HELD_OUT, HELD_OUT_TEST
 from trainkit.data.threads import each, threads
-from trainkit.errors import UserError, few, number_of
+from trainkit.errors import UserError, few
 from trainkit.paths import locate
 
 HOLD_OUT = 20
 """Per cent that is kept from training of a set without splits."""
 UNEVEN = 3
 """Images of the largest class for each of the smallest, from which that is noted."""
-SMALLEST = 16
-"""Shorter side in pixels, in the median, below which an image shows nothing that a pretrained network knows."""
-ENLARGED = 160
-"""Side to which smaller images are enlarged. Logistic regression over the features of 1,000 images of CIFAR-10, 10
-classes: top-1 0.589 at 64 px, 0.691 at 96, 0.719 at 128, 0.734 at 160, 0.730 at 224."""
-_PASSES = 2_400
-"""Images of `ENLARGED` that a fine-tuning of 5 to 20 epochs passes through the network. 3,840 of them (250 images, 16
-epochs) took 402 s of two CPU cores of which another program had 0.7."""
-FINE_TUNE = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.05, "decay_1d": False}
-BACKBONE = 0.2
-"""Learning rate of the backbone over that of the head. 200 images of CIFAR-10, 10 classes, 96 px, 10 epochs, top-1 on
-400: 0.1 gives 0.690, 0.3 0.730, 1 0.595, `layer_decay` 0.75 0.697; logistic regression 0.595. With the statistics of
-batches of 16 in place of `freeze_bn` 0.1 gives 0.472."""
-AUGMENT = {"name": "timm", "scale": [0.5, 1.0], "color_jitter": 0.2, "auto_augment": None, "re_prob": 0.0}
-EMBEDDING = 256
-"""Length of an embedding over the features of a pretrained network."""
 _CLASS = "^(.+)/[^/]+$"
 """Finds the folder, which is the class, in the path of an image."""
 _FIRST = (
@@ -88,6 +72,8 @@ class Looked:
     std: list[float]
     colours: int = 0
     """Colours that cover most of an image, in the median: few in drawings and characters."""
+    read: float = 0.0
+    """Seconds in which one was read."""
 
     @property
     def total(self) -> int:
@@ -129,7 +115,9 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
         values = image_decode.fit(pixels, size, record.where, fit).reshape(-1, 3) / 255
         return pixels.shape[:2], pretrained.colours(pixels), values.mean(0), (values**2).mean(0)
 
+    began = time.perf_counter()
     read = list(each(one, chosen, threads()))
+    took = (time.perf_counter() - began) / len(read)
     mean, std = fitting.moments((first, second) for *_, first, second in read)
     return Looked(
         dict(sorted((_name(source, label), count) for label, count in counts.items())),
@@ -138,6 +126,7 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
         mean,
         std,
         int(np.median([colours for _, colours, *_ in read])),
+        took,
     )
 
 
@@ -155,7 +144,7 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         raise UserError(train, found, "two or more class folders: <class>/<image>")
     fitted.put("data.train", train)
     fitted.drop("data.group", "data.hold_out", "data.hold_out_test", "data.stratify", "task.class_weights")
-    weights = _choose_start(fitted, recipe, train, looked)
+    weights = fine_tuning.choose(fitted, recipe, train, looked.total, min(looked.median), looked.colours)
     if weights is None:
         values(fitted, recipe, looked)
         resize(fitted, looked, data.side)
@@ -172,17 +161,22 @@ def images(fitted: Fitted, recipe: Recipe, text: str) -> None:
         if next(iter(sets)) == "test" and fitted.get("best.metric"):
             what = "the test set also selects the best checkpoint; hold_out can add a validation split"
             fitted.notes["data", "evaluate"] = fitting.Note(what, True)
-        open_set = _check_classes(opened, train, sets, looked, open_set)
+        there = {name: opened(place) for name, place in sets.items()}
+        open_set = _check_classes(there, train, sets, looked, open_set)
+        sizes = {name: source.size or 0 for name, source in there.items()}
     else:
         sets = {"val": HELD_OUT}
         count = _held_out(fitted, looked, open_set, train)
+        sizes = {"val": looked.total - count}
         if test := fitted.asked.test:
             sets["test"] = HELD_OUT_TEST
             fitted.put("data.hold_out_test", test)
-            count -= round(count * _share(test))
+            sizes["test"] = round(count * _share(test))
+            count -= sizes["test"]
     fitting.score(fitted, sets, like={"": ".retrieval"} if data.open_set and not open_set else None)
     if weights is not None:
-        _fine_tune(fitted, weights, looked.median, count)
+        images = fine_tuning.Images(count, sizes, len(looked.counts), looked.median, looked.read)
+        fine_tuning.write(fitted, weights, images)
     fitted.drop("data.open_set")
     if open_set:
         fitted.put("data.open_set", True)
@@ -201,9 +195,11 @@ def _share(text: str) -> float:
         raise UserError("--test", repr(text), "a percentage, such as 15%") from None
 
 
-def _check_classes(opened: Any, train: str, sets: dict[str, str], looked: Looked, open_set: bool) -> bool:
+def _check_classes(
+    sources: dict[str, Source], train: str, sets: dict[str, str], looked: Looked, open_set: bool
+) -> bool:
     """Return whether evaluations are of other classes; else raise UserError for classes that are not trained on."""
-    names = {place: _names(opened(place)) for place in sets.values()}
+    names = {place: _names(sources[name]) for name, place in sets.items()}
     if open_set and names[next(iter(sets.values()))].isdisjoint(looked.counts):
         return True
     for place, there in names.items():
@@ -285,100 +281,3 @@ def said(train: str, source: Source, looked: Looked, many: str) -> Iterator[str]
     said = f"{train}: {looked.total} images of {len(counts)} {many} ({few(looked.counts, 8)}), {of_each} each"
     yield f"{said}, {height} x {width} px"
     yield from (f"left out: {sentence}" for sentence in source.left_out)
-
-
-# ---- How training starts ---------------------------------------------------------------------------------------------
-
-
-def _choose_start(fitted: Fitted, recipe: Recipe, data: str, looked: Looked) -> Weights | None:
-    """Choose how training starts, and say why in `fitted.start`; None: from random weights, or as the recipe says.
-
-    `data` is where the images are. Raises UserError where what the command line asks for cannot be had.
-    """
-    asked, task = fitted.asked.start or fitted.asked.weights, fitted.get("task.name")
-    if task not in ("classify", "embed"):
-        if asked:
-            raise UserError("--start, --weights", f"a recipe of task {task}", "classify or embed")
-        return None
-    if fitting.pretrained(recipe) and not asked:
-        return None
-    side, against = min(looked.median), ""
-    if looked.colours <= pretrained.FEW_COLOURS:
-        found = "one colour covers" if looked.colours == 1 else f"{looked.colours} colours cover"
-        against = f"drawings or characters, not photographs: in the median image, {found} 85 %"
-    elif side < SMALLEST:
-        against = f"images of {side} px are too small for a network pretrained on photographs"
-    weights, why = pretrained.choose(fitted, data, against)
-    if weights is None:
-        fitted.start = f"from scratch: {why}"
-        fitted.drop("task.net.weights", "task.net.freeze_bn")
-        return None
-    how = "linear probe" if fitted.asked.start == "probe" else "linear probe, then fine-tuning"
-    how = how if task == "classify" else "fine-tuning"
-    fitted.start = f"{how} of {weights.title}: {why or f'{looked.total:,} photographs'}"
-    if weights.file is None:
-        fitted.start += f"; the weights are not downloaded: run `trainkit download {fitted.new}`"
-    else:
-        _check(weights.model, weights.file)
-    return weights
-
-
-def _check(model: str, file: Path) -> None:
-    """Raise UserError where a file of weights is not of the network that it is called after."""
-    from trainkit.models import timm_classifier
-
-    net = timm_classifier.timm_network(model, pretrained.config(model).input_size, {}, 2, "--weights")
-    timm_classifier.load(net, file, 2)
-
-
-def _fine_tune(fitted: Fitted, weights: Weights, shape: tuple[int, int], count: int) -> None:
-    """Write what fine-tuning takes: network, image size, augmentation, optimizer, length, evaluations.
-
-    `shape` is height and width of the images, in the median; `count` how many of them are trained on.
-    """
-    config, embeds = pretrained.config(weights.model), fitted.get("task.name") == "embed"
-    net = {"name": "timm", "model": weights.model, "embedding": EMBEDDING} if embeds else {"model": weights.model}
-    probe = {} if embeds else {"probe": True}
-    fitted.put("task.net", net | {"weights": weights.word, **probe, "freeze_bn": True})
-    size = min(config.input_size[1:])
-    if not config.fixed_input_size and (min(shape) < ENLARGED or not _on_gpu()):
-        size = min(size, ENLARGED)
-    why = f"images are {shape[0]} x {shape[1]} px in the median; the network was pretrained on {config.input_size[-1]}"
-    fitted.put("data.image_size", size, why)
-    fitted.put("data.mean", [round(value, 4) for value in config.mean], "as in the network's pretraining")
-    fitted.put("data.std", [round(value, 4) for value in config.std])
-    fitted.drop("task.mix", "train.ema", "train.micro_batch", "train.compile")
-    if fitted.get("data.fit") == "keep":
-        fitted.drop("data.fit")
-    bilinear = "bilinear" if config.interpolation == "bilinear" else "bicubic"
-    fitted.put("data.augment", {**AUGMENT, "interpolation": bilinear})
-    batch = 16
-    while batch > 1 and count // batch < (fitting.UPDATES if batch > 8 else 1):
-        batch //= 2
-    fitted.put("train.batch_size", batch)
-    if isinstance(metric := fitted.get("best.metric"), str):  # of the weights themselves, without EMA
-        fitted.put("best.metric", metric.replace("/ema/", "/"))
-    main = next(iter(fitted.scored))
-    entry = fitted.get(f"evaluations.{main}")
-    entry = {key: value for key, value in entry.items() if key != "every"} if isinstance(entry, dict) else {}
-    if fitted.asked.start == "probe":
-        fitted.put("task.net.tune", "linear")
-        fitted.put("optim", dict(FINE_TUNE))
-        fitted.drop("data.augment", "train.schedule", "checkpoints.every", "task.smoothing")
-        fitted.put("train.length", "0 steps", "the probe alone")
-        fitted.put(f"evaluations.{main}", {"at_start": True})
-        return
-    fitted.decide("data.augment", "set flip 0 if a mirrored image belongs to another class, as with letters")
-    head = [] if embeds else [{"match": f"net.{config.classifier}.*", "lr_scale": 1}]
-    groups = [{"match": "net.backbone.*" if embeds else "net.*", "lr_scale": BACKBONE}, *head]
-    fitted.put("optim", {**FINE_TUNE, "groups": groups})
-    epochs, steps = int(np.clip(round(_PASSES * (ENLARGED / size) ** 2 / max(1, count)), 5, 20)), max(1, count // batch)
-    fitted.put("train.length", number_of(epochs, "epochs"), f"{epochs * steps} steps, {steps} per epoch")
-    fitted.put("train.schedule", {"name": "cosine", "warmup": {"over": "1 epoch"}})
-    fitted.put(f"evaluations.{main}", {"every": "1 epoch"} | ({} if embeds else {"at_start": True}) | entry)
-
-
-def _on_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
