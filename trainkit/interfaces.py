@@ -276,7 +276,8 @@ class Networks:
     """Frozen networks whose outputs are computed once before the training, for every sample and view; each batch then
     has the outputs of its samples under the same key, in float32."""
     memory: nn.Module | None = None
-    """State that changes without gradients (class centres, norm statistics): saved, and equal on all ranks."""
+    """State that changes without gradients (class centres, norm statistics): saved, and equal on all ranks, but for
+    what `class_shards.divided` finds."""
     notes: tuple[str, ...] = ()
     """Notes about what was built, printed with the plan."""
     indivisible: str = ""
@@ -428,6 +429,16 @@ class CachesTeacher(Protocol):
     @property
     def cache_teacher(self) -> bool | Literal["disk"]:
         """The setting of the recipe; `disk`: always stored on disk."""
+        ...
+
+
+@runtime_checkable
+class DividesClasses(Protocol):
+    """A task whose class centres several processes may divide among them (`losses.class_shards`)."""
+
+    @property
+    def head(self) -> Any:  # a `Head` of a layer above
+        """The `trainkit.losses.margin_specs.Head` of the recipe: whether it is sharded."""
         ...
 
 

@@ -217,3 +217,23 @@ def test_the_plan_says_device_processes_precision_and_compile_mode_with_where_th
         "Device      cpu (launcher: use_cpu), processes 1 (launcher), "
         "precision bf16 (launcher, since train.precision is auto), compile off (train.compile auto: a CPU)"
     )
+
+
+@pytest.mark.parametrize(
+    ("processes", "fsdp", "word", "said"),
+    [
+        ("2", "true", "no", "task.head.sharded: FSDP, which would divide the head again"),
+        ("2", "false", "fp16", "task.head.sharded: precision fp16"),
+        ("2", "false", "bf16", None),
+        ("1", "false", "no", None),
+    ],
+)
+def test_a_divided_head_is_refused_with_what_it_does_not_combine_with(processes, fsdp, word, said, asked):
+    asked({"use_fsdp": fsdp, "FSDP_VERSION": "2", "WORLD_SIZE": processes}, "")
+    words = ["task.head={sharded: true}", f"train.precision='{word}'"]
+    faces = load(RunRequest(ROOT / "recipes" / "face_teacher.yaml", words))
+    if said is None:
+        launch_settings._refuse_sharded_head(faces)
+    else:
+        with pytest.raises(UserError, match=said):
+            launch_settings._refuse_sharded_head(faces)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import threading
 
 import pytest
 import torch
+from runs import ROOT
 from torch import nn
 
 from trainkit.checkpoint import safe_load
 from trainkit.config import schema
+from trainkit.config.run_request import RunRequest, load
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs
 from trainkit.interfaces import DatasetInfo, StepContext
@@ -515,3 +518,19 @@ def test_a_margin_that_grows_makes_the_loss_grow_with_the_epochs():
     losses = [float(task.loss(net, networks, batch(), StepContext(0, e, 0.0, lambda x: x, contextlib.nullcontext)).sum)
               for e in range(6)]  # fmt: skip
     assert losses[0] < losses[1] < losses[2] < losses[3] < losses[4] == losses[5]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("face_teacher", "task.margin={name: none}"), "head.sharded with `margin: {name: none}`"),
+        (("face_teacher", "task.classify=true"), "head.sharded with `classify: true`"),
+        (("face_teacher", "optim.name=timm:lamb"), "optim.name is timm:lamb and task.head.sharded is true"),
+        (("adadistill", "task.method=mse"), "head.sharded with `method: mse`"),
+        (("adadistill", "task.margin={name: adaface}", "task.geometry={}"), "head.sharded with geometry"),
+    ],
+)
+def test_a_divided_head_is_refused_with_what_needs_a_whole_one(words, said):
+    recipe, *own = words
+    with pytest.raises(UserError, match=re.escape(said)):
+        load(RunRequest(ROOT / "recipes" / f"{recipe}.yaml", ["task.head={sharded: true}", *own]))

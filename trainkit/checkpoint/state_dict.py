@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -28,6 +29,27 @@ _LISTED = 10
 _ALIGNED = 64
 _OF_THE_MACHINE = frozenset({"fused", "foreach", "capturable", "differentiable", "param_names"})
 """Options of an optimizer that depend on the machine and not on the result: never read from a file."""
+
+
+class Rows(Protocol):
+    """The rows of this process of a tensor that is divided over processes; `losses.class_shards` has those of heads."""
+
+    @property
+    def classes(self) -> int:
+        """Rows of all processes."""
+        ...
+
+    def part(self, whole: Tensor) -> Tensor:
+        """Return the rows of this process."""
+        ...
+
+    def whole(self, own: Tensor, keep: bool = True) -> Tensor:
+        """Return the rows of all on the process that keeps them: a collective."""
+        ...
+
+
+Divided = Mapping[str, Rows]
+"""Tensors by name of which this process has some rows, and files all."""
 
 
 class CopyBuffers:
@@ -131,36 +153,48 @@ class Copies:
 
 
 def module_tensors(
-    module: nn.Module, keep: bool = True, copies: Copies | None = None, learns: bool = True
+    module: nn.Module,
+    keep: bool = True,
+    copies: Copies | None = None,
+    learns: bool = True,
+    divided: Divided = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Return copies of a module's parameters and persistent buffers on the CPU, whole even where they are sharded.
 
-    With sharded parameters (FSDP2) this is a collective: every process calls it, and those that write nothing pass
-    `keep=False` and get an empty dict, which saves their memory. With `copies`, trained parameters are promised to them
-    if the module `learns`, and all other tensors are taken.
+    With sharded parameters (FSDP2), or `divided` tensors, this is a collective: every process calls it, and those that
+    write nothing pass `keep=False` and get an empty dict, which saves their memory. With `copies`, trained parameters
+    are promised to them if the module `learns`, and all other tensors are taken.
     """
-    if copies is None:
-        tensors = {name: whole(tensor, keep) for name, tensor in _live_tensors(module).items()}
-    else:
-        named = module.named_parameters(remove_duplicate=False)
-        trained = {name for name, parameter in named if learns and parameter.requires_grad}
-        tensors = {
-            name: (copies.promise if name in trained else copies.take)(tensor, keep)
-            for name, tensor in _live_tensors(module).items()
-        }
+    named = module.named_parameters(remove_duplicate=False) if copies is not None else ()
+    trained = {name for name, parameter in named if learns and parameter.requires_grad}
+    tensors = dict[str, Tensor]()
+    for name, tensor in _live_tensors(module).items():
+        copy = whole if copies is None else copies.promise if name in trained else copies.take
+        tensors[name] = (divided[name].whole if name in divided else copy)(tensor, keep)
     return tensors if keep else {}
 
 
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+def load_module(
+    module: nn.Module, tensors: Mapping[str, Tensor], where: str, divided: Divided = MappingProxyType({})
+) -> None:
     """Copy tensors into a module in place. Raises `UserError` listing names, shapes and types that do not fit.
 
     `where` names the source in messages. Nothing is changed unless everything fits.
     """
-    load_tensors(_live_tensors(module), tensors, where)
+    load_tensors(_live_tensors(module), tensors, where, divided)
 
 
-def load_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str) -> None:
+def parts_of(tensors: Mapping[str, Tensor], divided: Divided) -> dict[str, Tensor]:
+    """Return tensors with those that are `divided` cut to the rows of this process, if they have one of each class."""
+    cut = {name: shard for name, shard in divided.items() if name in tensors and len(tensors[name]) == shard.classes}
+    return {**tensors, **{name: shard.part(tensors[name]) for name, shard in cut.items()}}
+
+
+def load_tensors(
+    live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], where: str, divided: Divided = MappingProxyType({})
+) -> None:
     """Copy tensors into those of the same names in place; as `load_module` for what is no module."""
+    tensors = parts_of(tensors, divided)
     problems = [f"{name} is missing" for name in live.keys() - tensors.keys()]
     problems += [f"{name} is unexpected" for name in tensors.keys() - live.keys()]
     for name in live.keys() & tensors.keys():
@@ -177,13 +211,17 @@ def load_tensors(live: Mapping[str, Tensor], tensors: Mapping[str, Tensor], wher
 
 
 def optimizer_tensors(
-    optimizer: Optimizer, parameters: NamedParameters, keep: bool = True, copies: Copies | None = None
+    optimizer: Optimizer,
+    parameters: NamedParameters,
+    keep: bool = True,
+    copies: Copies | None = None,
+    divided: Divided = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], dict[str, Json]]:
     """Return the state of an optimizer as (tensors by `<parameter name>/<state key>`, JSON data), by parameter names.
 
     The JSON data holds each group's options, all state that is not a tensor, and where each tensor belongs. As with
-    `module_tensors`, sharded state is gathered: every process calls it, `keep=False` where nothing is written. The
-    tensors are promised to `copies`, where there are some.
+    `module_tensors`, state that is sharded, or `divided` as its parameter is, is gathered: every process calls it,
+    `keep=False` where nothing is written. The other tensors are promised to `copies`, where there are some.
     """
     kind, optimizer = _bare_optimizer(optimizer)
     names, copy = _names_by_parameter(parameters), whole if copies is None else copies.promise
@@ -202,7 +240,9 @@ def optimizer_tensors(
             entries = optimizer.state.get(parameter) or {}
             for key in sorted(entries):
                 _refuse_shards(name, key, entries[key], parameter)
-                state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep, copy)
+                rows = name in divided and getattr(entries[key], "shape", None) == parameter.shape
+                take = divided[name].whole if rows else copy
+                state.setdefault(name, {})[key] = _pack(entries[key], f"{name}/{key}", tensors, keep, take)
     own = optimizer.state_dict()
     if sum(map(len, state.values())) < sum(map(len, own["state"].values())):
         raise ValueError(f"{kind} keeps state outside `state`; it cannot be saved")
@@ -220,6 +260,7 @@ def load_optimizer(
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, Json],
     where: str = "optimizer",
+    divided: Divided = MappingProxyType({}),
 ) -> None:
     """Restore the result of `optimizer_tensors`, bit for bit, into an optimizer over the same parameters.
 
@@ -229,6 +270,8 @@ def load_optimizer(
     kind, optimizer = _bare_optimizer(optimizer)
     names = _names_by_parameter(parameters)
     _check_optimizer(kind, optimizer, names, tensors, scalars, where)
+    cut = {path: shard for path in tensors if (shard := divided.get(path.partition("/")[0])) and tensors[path].ndim}
+    tensors = parts_of(tensors, cut)
     if scalars["extra"]:
         stay = {key: _unpack(packed, tensors, None, stay=True) for key, packed in scalars["extra"].items()}
         optimizer.load_state_dict({**optimizer.state_dict(), **stay})  # only the optimizer knows where these belong

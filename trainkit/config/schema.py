@@ -433,7 +433,11 @@ class Recipe:
             if not re.fullmatch("[a-z0-9_-]+", name):
                 raise ValueError(f"evaluations has the name {name!r}; use lower-case letters, digits, - and _")
         # Imports numpy, as blocks of tasks and data do.
-        from trainkit.interfaces import DrawsBlocks
+        from trainkit.interfaces import DividesClasses, DrawsBlocks
+
+        if isinstance(self.task, DividesClasses) and self.task.head.sharded and self.optim.name.startswith("timm:"):
+            found = f"optim.name is {self.optim.name} and task.head.sharded is true"
+            raise ValueError(f"{found}; a divided head is trained by sgd, adam or adamw, which take each row alone")
 
         block = self.data.block if isinstance(self.data, DrawsBlocks) else 1
         # Of a size per process nobody knows yet how many processes share a block.

@@ -19,6 +19,7 @@ import torch
 from trainkit.config.schema import Recipe
 from trainkit.environment.process import asked_processes, launcher_option
 from trainkit.errors import UserError
+from trainkit.interfaces import DividesClasses
 
 _WAIT_SECONDS = 20.0
 """Time in which process 0 has come to the same check, and says what is wrong; the launcher then ends the others."""
@@ -276,6 +277,18 @@ def _refuse_halving_of_several(recipe: Recipe) -> None:
         )
 
 
+def _refuse_sharded_head(recipe: Recipe) -> None:
+    """Refuse what a head that processes divide among them does not combine with."""
+    if not (isinstance(recipe.task, DividesClasses) and recipe.task.head.sharded) or asked_processes() == 1:
+        return
+    rest = "bf16 or float32 (train.precision)", "overflows must be seen on all processes, and a scaler sees its own"
+    if precision(recipe).value == "fp16":
+        raise UserError("task.head.sharded", "precision fp16", *rest)
+    if _flag("USE_FSDP"):
+        instead = "use accelerate_configs/all_gpus.yaml; the head is divided without FSDP"
+        raise UserError("task.head.sharded", "FSDP, which would divide the head again", "data parallelism", instead)
+
+
 _ENGINES = {
     "USE_DEEPSPEED": "DeepSpeed",
     "USE_MEGATRON_LM": "Megatron-LM",
@@ -290,6 +303,7 @@ _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _refuse_named_device,
     _refuse_halving_of_several,
     _refuse_first_fsdp,
+    _refuse_sharded_head,
     _refuse_other_engines,
 )
 """Each contradiction is one sentence before anything starts."""

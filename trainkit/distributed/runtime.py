@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 from _thread import interrupt_main
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,7 @@ from trainkit.environment import process
 from trainkit.environment.record import cpu_name
 from trainkit.errors import UserError, of_disk
 from trainkit.interfaces import Batch
+from trainkit.losses.class_shards import gathered
 from trainkit.models import compilation
 from trainkit.paths import keep_compiled_private
 from trainkit.tensors import synchronize
@@ -173,8 +174,15 @@ class Runtime:
 
     # ---- Placing
 
-    def prepare(self, net: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Wrap the trained model and its optimizer for the processes and the precision of the launch."""
+    def prepare(
+        self, net: nn.Module, optimizer: Optimizer, divided: Collection[str] = ()
+    ) -> tuple[nn.Module, Optimizer]:
+        """Wrap the trained model and its optimizer for the processes and the precision of the launch.
+
+        Parameters that are `divided` are others on each rank: neither they nor their gradients are sent.
+        """
+        if divided:
+            nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, divided)
         if self._plugin is not None:
             from accelerate.utils import DistributedType
 
@@ -293,7 +301,7 @@ class Runtime:
         """
         if self.world == 1:
             return x if grad else x.detach()
-        return _Gathered.apply(x, self.world, self.rank) if grad else _gathered(x.detach(), self.world)
+        return _Gathered.apply(x, self.world, self.rank) if grad else gathered(x.detach(), self.world)
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over ranks, on every rank."""
@@ -482,19 +490,13 @@ def _gloo_group(timeout: datetime.timedelta) -> dist.ProcessGroup:
     return group
 
 
-def _gathered(x: Tensor, world: int) -> Tensor:
-    out = x.new_empty((world * x.shape[0], *x.shape[1:]))
-    dist.all_gather_into_tensor(out, x.contiguous())
-    return out
-
-
 class _Gathered(torch.autograd.Function):
     """Rows of all ranks, through which a loss of any rank reaches the features of every other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, world: int, rank: int) -> Tensor:
         ctx.rows = slice(rank * len(x), (rank + 1) * len(x))
-        return _gathered(x, world)
+        return gathered(x, world)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainkit.losses.class_shards import ClassShard, shard_of, sharded_terms
 from trainkit.losses.margin import NormStatistics, margin_terms_of
+from trainkit.losses.margin_specs import Head
 from trainkit.losses.online_softmax import MarginTerms, large
 from trainkit.tensors import at_least_float32, cosines
 
@@ -44,23 +46,31 @@ def geometry(hardness_B: Tensor, agreement_B: Tensor, gain: float = 3.0) -> Tens
 class Centres(nn.Module):
     """One centre per class, `weight` (C, D), float32; it has no gradient.
 
-    Filled from a teacher's head and kept fixed, they are AMLDistill's; moved by `update`, AdaDistill's.
+    Filled from a teacher's head and kept fixed, they are AMLDistill's; moved by `update`, AdaDistill's. With a
+    `sharded` head `weight` has the classes of this process (`class_shards`); labels are those of all classes still.
     """
 
     weight: Tensor
 
-    def __init__(self, classes: int, embedding: int, generator: torch.Generator | None = None):
+    def __init__(
+        self, classes: int, embedding: int, generator: torch.Generator | None = None, head: Head | None = None
+    ):
         super().__init__()
-        self.register_buffer("weight", torch.empty(classes, embedding).normal_(0.0, 0.01, generator=generator))
+        self._sharded = head if head is not None and head.sharded else None
+        self.shard = shard_of(classes) if self._sharded is not None else ClassShard(0, 1, classes)
+        self.register_buffer("weight", self.shard.normal(embedding, 0.01, generator))
         self._unit: Tensor | None = None
         self._unit_of: tuple[weakref.ref[Tensor], int] | None = None
 
     def cosines(self, student_BD: Tensor) -> Tensor:
-        """Cosines (B, C) of embeddings with every centre; only the embeddings get a gradient."""
+        """Cosines (B, C) of embeddings with every centre here; only the embeddings get a gradient."""
         return cosines(student_BD, self.weight)
 
     def scores(self, student_BD: Tensor, label_B: Tensor, scale: float) -> Tensor | MarginTerms:
         """`cosines`, or with many classes their `MarginTerms` at this scale, for `margin_loss`."""
+        if (head := self._sharded) is not None:
+            shard, unit = self.shard, self.unit()
+            return sharded_terms(student_BD, unit, label_B, scale, shard, unit=True, sample=head.sample)
         if large(student_BD, self.weight):
             return margin_terms_of(student_BD, self.unit(), label_B, scale, unit=True)
         return self.cosines(student_BD)
@@ -99,9 +109,18 @@ class Centres(nn.Module):
         `plain` is alpha = cos(student, teacher) (equation 7); `hard` multiplies it by `hardness` (equation 8). Where a
         label occurs more than once, all are computed from the old centre and the last one is kept, as published.
         """
+        return self.move(label_B, agreement(student_BD, F.normalize(teacher_BD)), teacher_BD, alpha)
+
+    @torch.no_grad()
+    def move(
+        self, label_B: Tensor, agreement_B: Tensor, teacher_BD: Tensor, alpha: Literal["plain", "hard"] = "hard"
+    ) -> Tensor:
+        """`update` with the agreement of student and teacher; of the centres of other processes alpha is 0."""
         unit = self._current_unit()
+        inside_B = (label_B >= self.shard.first) & (label_B < self.shard.stop)
+        label_B = (label_B - self.shard.first).clamp(0, self.shard.count - 1)
         teacher_BD = F.normalize(teacher_BD.to(self.weight.dtype))
-        alpha_B = agreement(student_BD, teacher_BD).to(self.weight.dtype)
+        alpha_B = agreement_B.to(self.weight.dtype)
         if alpha == "hard":
             alpha_B = alpha_B * self.hardness(label_B, teacher_BD)
         alpha_B = alpha_B.clamp(SMALLEST, 1)
@@ -109,14 +128,16 @@ class Centres(nn.Module):
         # centre moves faster.
         moved_BD = alpha_B[:, None] * self.weight[label_B] + (1 - alpha_B)[:, None] * teacher_BD
         # Every sample writes the value of the last sample of its label: so the order of the writes, which is not fixed
-        # on a GPU, does not matter, and no shape depends on the labels.
-        sorted_B, order_B = label_B.sort(stable=True)
-        last_B = order_B[torch.searchsorted(sorted_B, label_B, right=True) - 1]
+        # on a GPU, does not matter, and no shape depends on the labels. Samples of other processes' classes come first,
+        # with the value that a centre has.
+        moved_BD = torch.where(inside_B[:, None], moved_BD, self.weight[label_B])
+        sorted_B, order_B = (2 * label_B + inside_B).sort(stable=True)
+        last_B = order_B[torch.searchsorted(sorted_B, 2 * label_B + 1, right=True) - 1]
         self.weight[label_B] = moved_BD[last_B]
         if unit is not None:
             unit[label_B] = F.normalize(self.weight[label_B]).to(unit.dtype)
             self._unit_of = weakref.ref(self.weight), self.weight._version
-        return alpha_B
+        return alpha_B * inside_B
 
 
 class Memory(nn.Module):

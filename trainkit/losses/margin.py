@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainkit.losses.margin_specs import AnyMargin, ArcFace, CosFace, NoMargin
+from trainkit.losses.class_shards import ShardedMarginHead
+from trainkit.losses.margin_specs import AnyMargin, ArcFace, CosFace, Head, NoMargin
 from trainkit.losses.online_softmax import MarginTerms, large, margin_terms
 from trainkit.tensors import at_least_float32, cosines
 
@@ -171,10 +172,14 @@ def margin_loss(
     return (loss_B * weight_C[label_B]).sum(), weight_C[label_B].sum()
 
 
-def class_head(margin: AnyMargin | NoMargin, classes: int, embedding: int) -> MarginHead | LinearHead:
+def class_head(
+    margin: AnyMargin | NoMargin, classes: int, embedding: int, head: Head | None = None
+) -> MarginHead | ShardedMarginHead | LinearHead:
     """The trained layer between embeddings and what `margin_loss` takes."""
     if isinstance(margin, NoMargin):
         return LinearHead(classes, embedding)
+    if head is not None and head.sharded:
+        return ShardedMarginHead(classes, embedding, margin.scale, head.sample)
     return MarginHead(classes, embedding, margin.scale)
 
 

@@ -74,6 +74,22 @@ class NoMargin:
     `ce`."""
 
 
+@dataclass(kw_only=True)
+class Head:
+    """How the class centres are held by several processes: whole on each, or divided among them."""
+
+    sharded: bool = False
+    """Divide the classes over processes: each holds, trains and multiplies the centres of some, for hundreds of
+    thousands of classes and more. Loss and gradients are the same up to rounding."""
+    sample: FractionAboveZero = 1.0
+    """With `sharded`, share of the classes that the softmax of a step is over, such as 0.1: those of the batch, and
+    others at random (Partial FC, An et al., CVPR 2022, arXiv 2203.15565). 1: all."""
+
+    def __post_init__(self) -> None:
+        if self.sample < 1 and not self.sharded:
+            raise ValueError("sample is for a sharded head; set `sharded: true` too, or leave it out")
+
+
 AnyMargin = ArcFace | CosFace | AdaFace
 Margin = Annotated[AnyMargin, Field(discriminator="name")]
 """The block of a recipe that chooses a margin."""

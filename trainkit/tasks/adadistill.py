@@ -15,7 +15,7 @@ from trainkit import rng
 from trainkit.config.ranges import Fraction, NotNegative
 from trainkit.errors import UserError
 from trainkit.interfaces import Baseline, Batch, DatasetInfo, Loss, Networks, Rows, Source, Split, StepContext
-from trainkit.losses.margin_specs import AdaFace, ArcFace, Margin
+from trainkit.losses.margin_specs import AdaFace, ArcFace, Head, Margin
 from trainkit.models.network_specs import Net, embedding_of, refuse_weights
 from trainkit.tasks.embed import batch_accuracy, embed_both_views, embedding_quality, pixels_baseline
 from trainkit.tasks.protocol_scores import ScoredByProtocol
@@ -23,7 +23,7 @@ from trainkit.tasks.protocol_scores import ScoredByProtocol
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from trainkit.losses.distillation import Memory
+    from trainkit.losses.distillation import Centres, Memory
 
 
 @dataclass(kw_only=True)
@@ -74,6 +74,8 @@ class AdaDistill(ScoredByProtocol):
     also by how close the sample is to its centre (equation 8)."""
     margin: Margin = field(default_factory=lambda: ArcFace(name="arcface", m=0.45, scale=64.0))
     """Margin softmax of the student's loss; not used by method `mse`. Default: ArcFace with m 0.45 and scale 64."""
+    head: Head = field(default_factory=Head, metadata={"hash": "set"})
+    """How several processes hold the class centres. Default: whole on each."""
     geometry: GeometryMargin | None = None
     """Additional margin for method `adadistill` with margin `adaface`. None: no such term."""
     cache_teacher: bool | Literal["disk"] = True
@@ -93,6 +95,11 @@ class AdaDistill(ScoredByProtocol):
             raise ValueError(
                 "geometry needs `method: adadistill` and `margin: {name: adaface}`; leave it out otherwise"
             )
+        if self.head.sharded and (self.method == "mse" or self.geometry is not None):
+            why = "`method: mse`, which has no centres" if self.method == "mse" else (
+                "geometry, which needs the centre of every sample on its own process"
+            )  # fmt: skip
+            raise ValueError(f"head.sharded with {why}; leave one out")
 
     def required_weights(self) -> dict[str, Source]:
         """The teacher's weights."""
@@ -127,25 +134,26 @@ class AdaDistill(ScoredByProtocol):
         from trainkit.losses.margin import NormStatistics
 
         embedding = embedding_of(self.teacher.net)
-        centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"))
+        centres = Centres(meta.classes, embedding, rng.generator(seed, "centres"), self.head)
         if self.method == "aml":
             if self.teacher.centres is not None:
-                centres.weight.copy_(safe_load.read_centres(self.teacher.centres, meta.classes, embedding))
+                whole = safe_load.read_centres(self.teacher.centres, meta.classes, embedding)
+                centres.weight.copy_(centres.shard.part(whole))
             elif found is None:
                 raise UserError(
                     "task.teacher",
                     "its weights have no class centres, which method aml needs",
                     remedy="set task.teacher.centres to a file with them, or use `method: adadistill`",
                 )
-            elif found["weight"].shape != centres.weight.shape:
+            elif found["weight"].shape != (meta.classes, embedding):
                 raise UserError(
                     "task.teacher",
                     f"class centres of shape {tuple(found['weight'].shape)}",
-                    f"{tuple(centres.weight.shape)} (classes, embedding)",
+                    f"{(meta.classes, embedding)} (classes, embedding)",
                     "use a teacher that was trained on the same classes, or `method: adadistill`, which needs none",
                 )
             else:
-                centres.weight.copy_(found["weight"])
+                centres.weight.copy_(centres.shard.part(found["weight"]))
         return Memory(centres, NormStatistics() if isinstance(self.margin, AdaFace) else None)
 
     def loss(self, net: nn.Module, networks: Networks, batch: Batch, at: StepContext) -> Loss:
@@ -168,14 +176,24 @@ class AdaDistill(ScoredByProtocol):
             raise TypeError(f"{self.method} needs its Memory, not {type(memory).__name__}")
         plus = self._geometry_margin(teacher, cosine, memory, label, at)
         if self.method == "adadistill":
-            alpha = memory.centres.update(
-                at.gather(label), at.gather(student.detach().float()), at.gather(teacher), self.alpha
-            )
-            logs["alpha"] = alpha.mean()
+            logs["alpha"] = self._move_centres(memory.centres, label, student.detach().float(), teacher, at)
         scores = memory.centres.scores(student, label, self.margin.scale)
         quality = embedding_quality(student, self.margin, memory.norms, at, plus)
         total, divisor = margin_loss(scores, label, self.margin, quality, margin_ramp(self.margin, at.epoch))
         return Loss(total, divisor, logs | {"accuracy": batch_accuracy(scores, label)})
+
+    def _move_centres(
+        self, centres: Centres, label: Tensor, student: Tensor, teacher: Tensor, at: StepContext
+    ) -> Tensor:
+        """Move the centres with the samples of all processes; returns the mean of alpha."""
+        from trainkit.losses.distillation import agreement
+
+        label, every = at.gather(label), at.gather(teacher)
+        if centres.shard.world == 1:
+            return centres.update(label, at.gather(student), every, self.alpha).mean()
+        # Each process has alpha of its own classes: logs are averaged over processes.
+        alpha = centres.move(label, at.gather(agreement(student, teacher)), every, self.alpha)
+        return alpha.mean() * centres.shard.world
 
     def _geometry_margin(
         self, teacher: Tensor, cosine: Tensor, memory: Memory, label: Tensor, at: StepContext

@@ -25,7 +25,7 @@ from trainkit.interfaces import (
     StepContext,
 )
 from trainkit.losses.class_weights import class_weights
-from trainkit.losses.margin_specs import AdaFace, ArcFace, MarginOrNone
+from trainkit.losses.margin_specs import AdaFace, ArcFace, Head, MarginOrNone, NoMargin
 from trainkit.metrics import baselines
 from trainkit.models.network_specs import Net, embedding_of, weights_of
 from trainkit.tasks.protocol_scores import ScoredByProtocol
@@ -46,6 +46,8 @@ class Embed(ScoredByProtocol):
     margin: MarginOrNone = field(default_factory=lambda: ArcFace(name="arcface", m=0.5, scale=64.0))
     """Margin softmax over the classes, or a plain classifier (`name: none`). Default: ArcFace with m 0.5 and scale
     64."""
+    head: Head = field(default_factory=Head, metadata={"hash": "set"})
+    """How several processes hold the class centres. Default: whole on each."""
     class_weights: dict[str, Positive] = field(default_factory=dict)
     """Weight of a class in the loss, by class name. Classes that are not named have weight 1."""
     mirror: bool = True
@@ -53,6 +55,11 @@ class Embed(ScoredByProtocol):
     verification."""
     classify: bool = False
     """Also predict class scores. Needed to evaluate classification on the classes that were trained."""
+
+    def __post_init__(self) -> None:
+        if self.head.sharded and (isinstance(self.margin, NoMargin) or self.classify):
+            found = "`margin: {name: none}`" if isinstance(self.margin, NoMargin) else "`classify: true`"
+            raise ValueError(f"head.sharded with {found}, which needs the scores of all classes; leave one out")
 
     def required_weights(self) -> dict[str, Source]:
         """Initial weights, if the recipe names any."""
@@ -65,7 +72,7 @@ class Embed(ScoredByProtocol):
         from trainkit.models import face_backbones
 
         self._weights = class_weights(self.class_weights, meta.class_names)
-        head = class_head(self.margin, meta.classes, embedding_of(self.net))
+        head = class_head(self.margin, meta.classes, embedding_of(self.net), self.head)
         net = face_backbones.WithHead(face_backbones.build(self.net, meta.shape, found.get("net")), head)
         # Pixels are an embedding, not a classifier.
         references: dict[str, nn.Module] = {} if self.classify else {"pixels": face_backbones.Pixels()}

@@ -96,7 +96,7 @@ class Checkpointer:
             return
         began = time.perf_counter()
         runtime.synchronize()
-        runtime.check_tensors_equal("the state of batch norm or of class centres", self._model.buffers())
+        runtime.check_tensors_equal("the state of batch norm or of class centres", self._model.equal_buffers())
         copies, scalars = state.freeze(keep=runtime.main)
         meters, elapsed = runtime.all_gather(state.meter.state()), runtime.broadcast(state.total_elapsed(self._clock))
         kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": _machine(runtime)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -29,9 +29,17 @@ class Update:
 
 
 def finish_gradients(
-    runtime: Runtime, params: Mapping[str, nn.Parameter], plan: Plan, losses: list[Loss], settings: Optim
+    runtime: Runtime,
+    params: Mapping[str, nn.Parameter],
+    plan: Plan,
+    losses: list[Loss],
+    settings: Optim,
+    divided: Collection[str] = (),
 ) -> Tensor:
-    """Normalise, unscale and clip the gradients of a step; return their norm before clipping, on the device."""
+    """Normalise, unscale and clip the gradients of a step; return their norm before clipping, on the device.
+
+    Of parameters that are `divided` each rank has other rows: all of them count in the norm, once.
+    """
     grads = [grad for p in params.values() if (grad := p.grad) is not None]
     if len(grads) < len(params):
         optim.refuse_idle(params)
@@ -42,6 +50,12 @@ def finish_gradients(
         foreach_mul_(grads, plan.batch_size / runtime.sum(weight.float()))
     elif weight != (plan.share if plan.rank < plan.active else 0):
         raise ValueError(f"the weight of a step is {weight}, not its number of samples; give it as a tensor")
-    norm = optim.total_norm(grads)
+    norm = optim.total_norm(grads) if not divided else _norm_over_ranks(runtime, params, divided)
     optim.clip(params, norm, settings)
     return norm
+
+
+def _norm_over_ranks(runtime: Runtime, params: Mapping[str, nn.Parameter], divided: Collection[str]) -> Tensor:
+    parts = [[p.grad for n, p in params.items() if (n in divided) == own and p.grad is not None] for own in (0, 1)]
+    equal, own = (optim.total_norm(grads) for grads in parts)
+    return (equal.square() + runtime.sum(own.square())).sqrt()

@@ -14,6 +14,7 @@ from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo
+from trainkit.losses import class_shards
 from trainkit.models import recomputation
 from trainkit.models.compilation import compile_in_place
 from trainkit.training import optimizer as optim
@@ -30,7 +31,10 @@ class Model:
 
     def __init__(self, recipe: Recipe, info: DatasetInfo, runtime: Runtime, weights: Mapping[str, Path]):
         torch.manual_seed(rng.number(recipe.seed, "weights"))
-        networks = self.networks = recipe.task.build(info, weights, recipe.seed)
+        with class_shards.divided_over(runtime.rank, runtime.world):
+            networks = self.networks = recipe.task.build(info, weights, recipe.seed)
+        self.divided = frozenset(class_shards.divided(networks.model))
+        """Parameters of which each process has other rows (`task.head.sharded`)."""
         for module in (*networks.frozen.values(), *networks.cached.values()):
             runtime.to_memory_format(module).eval().requires_grad_(False)
         if networks.memory is not None:
@@ -42,7 +46,8 @@ class Model:
         for name in networks.trusted:  # what is also cached is compiled for that, and references are not
             if name not in networks.cached:
                 compile_in_place(networks.frozen[name], runtime.compile)
-        self.net, prepared = runtime.prepare(networks.model, optim.build(networks.model, recipe.optim, runtime.sharded))
+        optimizer = optim.build(networks.model, recipe.optim, runtime.sharded)
+        self.net, prepared = runtime.prepare(networks.model, optimizer, self.divided)
         self.bare = runtime.unwrap(self.net)
         """The network without the wrapper that averages gradients."""
         self.optimizer: torch.optim.Optimizer = getattr(prepared, "optimizer", prepared)
@@ -83,9 +88,15 @@ class Model:
             p.grad = None
 
     def buffers(self) -> list[Tensor]:
-        """Return what moves outside the optimizer and is equal on all ranks: buffers, and what the task remembers."""
+        """Return what moves outside the optimizer: buffers, and what the task remembers."""
         memory = self.networks.memory
         return [*self.bare.buffers(), *(memory.state_dict().values() if memory is not None else ())]
+
+    def equal_buffers(self) -> list[Tensor]:
+        """Return those of `buffers` that are equal on all ranks: without centres that are divided among them."""
+        memory, parts = self.networks.memory, class_shards.divided(self.networks.memory)
+        remembered = memory.state_dict().items() if memory is not None else ()
+        return [*self.bare.buffers(), *(t for name, t in remembered if name not in parts)]
 
     def copy_buffers(self) -> list[Tensor]:
         """Copy what a forward changes: it cannot be undone by leaving the optimizer's step out."""

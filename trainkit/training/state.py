@@ -20,6 +20,7 @@ from trainkit.environment.version import __version__
 from trainkit.errors import UserError, few
 from trainkit.files import Json
 from trainkit.interfaces import Dataset, Networks
+from trainkit.losses.class_shards import divided
 from trainkit.speed.clock import Clock
 from trainkit.training.events import EventSchedule
 from trainkit.training.loss_meter import LossMeter
@@ -131,13 +132,18 @@ class TrainState:
     def _noted(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
         """Return all tensors, taken or promised, and what else the optimizer holds."""
         copies = state_dict.Copies(self.copy_buffers)
-        moving, scalars = state_dict.optimizer_tensors(self.optimizer, self.net.named_parameters(), keep, copies)
+        named, parts = self.net.named_parameters(), divided(self.net)
+        moving, scalars = state_dict.optimizer_tensors(self.optimizer, named, keep, copies, parts)
         files = copies.files
-        files |= {"model": state_dict.module_tensors(self.net, keep, copies), "optimizer": moving}
+        files |= {"model": state_dict.module_tensors(self.net, keep, copies, divided=parts), "optimizer": moving}
         if self.memory is not None:
-            files["memory"] = state_dict.module_tensors(self.memory, keep, copies, learns=False)
+            own = divided(self.memory)
+            files["memory"] = state_dict.module_tensors(self.memory, keep, copies, learns=False, divided=own)
         if self.ema is not None:
-            averaged = {name: copies.promise(t, keep) for name, t in self.ema.tensors.items()}
+            averaged = {
+                name: (parts[name].whole if name in parts else copies.promise)(t, keep)
+                for name, t in self.ema.tensors.items()
+            }
             # Complete, counters of batch norm included: what is handed on may be the average.
             files["ema"] = {**files["model"], **averaged} if keep else {}
         return copies, scalars
@@ -165,15 +171,16 @@ class TrainState:
         wanted = {"model": self.net, "optimizer": self.optimizer, "memory": self.memory, "ema": self.ema}
         if gone := [name for name, part in wanted.items() if part is not None and name not in loaded.tensors]:
             raise UserError(where, f"holds no {' and no '.join(gone)}", remedy="it was written with other settings")
-        state_dict.load_module(self.net, loaded.tensors["model"], where)
-        named = list(self.net.named_parameters())
-        state_dict.load_optimizer(self.optimizer, named, loaded.tensors["optimizer"], loaded.state["optimizer"])
+        parts = divided(self.net)
+        state_dict.load_module(self.net, loaded.tensors["model"], where, parts)
+        named, moving = list(self.net.named_parameters()), loaded.tensors["optimizer"]
+        state_dict.load_optimizer(self.optimizer, named, moving, loaded.state["optimizer"], divided=parts)
         if self.memory is not None:
-            state_dict.load_module(self.memory, loaded.tensors["memory"], where)
+            state_dict.load_module(self.memory, loaded.tensors["memory"], where, divided(self.memory))
         if self.ema is not None:
             # The file is complete, the average only of what has a fraction.
             averaged = {name: t for name, t in loaded.tensors["ema"].items() if name in self.ema.tensors}
-            state_dict.load_tensors(self.ema.tensors, averaged, f"{where}/ema.safetensors")
+            state_dict.load_tensors(self.ema.tensors, averaged, f"{where}/ema.safetensors", parts)
         if self.scaler is not None and loaded.state["scaler"]:
             self.scaler.load_state_dict(loaded.state["scaler"])
         for name in self._COUNTERS:

@@ -225,7 +225,7 @@ class Trainer:
     def apply(self, update: Update, at: StepContext) -> None:
         """Finish the gradients of a step, pass it to the guard, and change the weights."""
         params, optim = self.model.params, self.recipe.optim
-        update.norm = finish_gradients(self.runtime, params, self.plan, update.losses, optim)
+        update.norm = finish_gradients(self.runtime, params, self.plan, update.losses, optim, self.model.divided)
         update.finite = all_finite(update.norm, update.losses, self.runtime)
         if self.guard is not None:
             self.guard.observe(update.step, update.finite)
