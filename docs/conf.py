@@ -59,6 +59,7 @@ ORDER = {
         "performance",
         "claims",
         "reliability",
+        "scale",
         "changelog",
         "contributing",
         "security",
