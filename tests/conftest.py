@@ -117,6 +117,20 @@ def painted(_unpainted: pytest.MonkeyPatch) -> Iterator[None]:
     leave_unpainted(_unpainted.setattr)
 
 
+@pytest.fixture
+def unsent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of the test are not sent to MLflow, which took half of a small run's time; but for those of tests `sent`."""
+    from unsent_runs import leave_unsent
+
+    if "sent" not in request.fixturenames:
+        leave_unsent(monkeypatch.setattr)
+
+
+@pytest.fixture
+def sent() -> None:
+    """Runs of the test are sent, though those of its module are not."""
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small images of three classes: four of each to train on, seven to be scored."""

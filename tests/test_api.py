@@ -123,6 +123,7 @@ def test_runs_are_compared_as_data_frames(runs):
     assert "optim.lr  0.001 -> 0.003" in str(found) and isinstance(found.notes, tuple)
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_returns_and_the_run_goes_on(home, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     before, there = signal.getsignal(signal.SIGINT), set((home / "runs").iterdir())
@@ -193,7 +194,7 @@ def in_thread(call):
 
 def test_a_thread_trains_as_the_main_one_does_and_a_second_training_is_refused(home, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
-    words = {"train.length": "20 steps", "task.slow_score": 0.5}
+    words = {"train.length": "12 steps", "task.slow_score": 0.2}
     whole = trainkit.train(TOY, words, plugins=["toy"])
     there = set((home / "runs").iterdir())
     thread, found = in_thread(lambda: trainkit.train(TOY, words, plugins=["toy"]))

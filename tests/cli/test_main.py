@@ -158,7 +158,7 @@ def test_every_mistake_is_one_message_and_exit_code_2(words, message, tmp_path, 
 
 def test_run_is_called_train_too_and_takes_the_name_of_a_shipped_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert ask("train", "adadistill", "--check") == ask("run", "adadistill", "--check")
+    assert ask("train", "convnext", "--check") == ask("run", "convnext", "--check")
 
 
 @pytest.mark.parametrize(("old", "said"), [("ladder", "trainkit bench now"), ("claims", "python -m benchmarks.claims")])

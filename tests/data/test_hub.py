@@ -42,6 +42,7 @@ def _digest(out: Path) -> str:
     return json.loads((out / "manifest.json").read_text())["digest"]
 
 
+@pytest.mark.slow
 def test_sets_of_the_hub_are_downloaded_and_mistakes_are_told(tmp_path):
     _sets(tmp_path / "hub")
     named = ["--columns", "image=img,label=fine"]

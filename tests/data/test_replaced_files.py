@@ -26,6 +26,8 @@ from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.volumes.dataset import Volumes
 from trainkit.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 
 def swapped(file: Path, change: Callable[[Path, Path], object]) -> None:
     """Lay another file in the place of this one, which only the time of its entry tells."""

@@ -89,6 +89,7 @@ def test_a_slow_loader_is_the_loaders_own(toy):
     assert found.model > 1.5 * found.loader
 
 
+@pytest.mark.slow
 def test_workers_read_side_by_side(toy):
     recipe, data, runtime = toy("loader.workers=2", "loader.prefetch=1")
     slow = replace(data, train=slowed(data.train, 0.1))

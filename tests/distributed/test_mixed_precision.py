@@ -13,6 +13,8 @@ from tests.training.test_nonfinite import bits, held, poisoned, same
 from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 LONG = ["train.length=24 steps", "checkpoints={every: 1 steps, keep_last: 50}"]
 OVERFLOW = "task={name: poisoned, jump: 1e36, steps: [5, 6, 13]}"
 """Gradients are finite, and infinite times a scale of 65536: that is the scaler's affair. The loss stays finite."""

@@ -134,9 +134,8 @@ def test_without_the_watchdog_it_hangs(store):
 LONG = ("train.length=30 epochs", "evaluations={}", "best=null", "checkpoints.every=50 steps")
 
 
-@pytest.mark.parametrize(
-    ("number", "limit"), [(signal.SIGTSTP, 2), pytest.param(signal.SIGSTOP, 60, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "limit"), [(signal.SIGTSTP, 2), (signal.SIGSTOP, 60)])
 def test_a_training_that_is_stopped_for_a_while_is_not_one_that_hangs(store, number, limit):
     """Ctrl-Z (SIGTSTP) for more than twice the limit; SIGSTOP, of which no process learns, within it: the same bits."""
     with job(store, *LONG, f"limits.hang={limit} s") as one:

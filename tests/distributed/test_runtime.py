@@ -47,7 +47,8 @@ def scoring(seconds: float, collective: float, **limits: float) -> list[str]:
     return [f"task.slow_score={seconds}", *short, *most]
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
 def test_a_score_may_take_longer_than_others_wait_for_a_process_that_stands_still(store, processes):
     words = ("train.batch_size=18", "train.micro_batch=6") if processes == 3 else ()
     with job(store, *scoring(8, collective=5), *words, processes=processes) as one:

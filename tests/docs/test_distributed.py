@@ -122,6 +122,7 @@ def test_torchrun_starts_processes_again_when_one_is_killed_and_the_run_goes_on(
     assert len(list((store / "runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_third():
     """torch's launcher passes on what a scheduler may have said to everybody; and what comes at once is one wish."""
     code = (

@@ -251,6 +251,7 @@ def trained(at):
     return ran.folder
 
 
+@pytest.mark.slow
 def test_what_a_run_has_logged_is_promoted_and_loaded_by_its_alias(trained, at, tmp_path, monkeypatch):
     monkeypatch.setattr(promote, "_above_chance_level", lambda candidate: promote.Check("chance", True, "so said"))
     store, made_models = Store.locate(), json.loads((trained.path / "models.json").read_text())

@@ -397,6 +397,7 @@ def test_a_compiled_network_and_an_accumulated_gradient(trained):
         torch.testing.assert_close(p.grad, other, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_compiler_is_not_imported_for_a_network_that_is_not_compiled():
     code = (
         "import sys, torch; from trainkit.losses.online_softmax import margin_terms; "

@@ -157,6 +157,7 @@ def test_what_is_no_secret_is_shown(text):
     assert without_secrets(text) == text
 
 
+@pytest.mark.slow
 def test_hiding_takes_time_in_proportion():
     """However a text is made up: otherwise a recipe could keep a machine busy."""
     begins = ("-----BEGIN PRIVATE KEY-----", "eyJaaaaaaaa.", "cookie", "a@", "login x password ")

@@ -54,6 +54,7 @@ def test_errors_are_raised_at_the_call_that_is_named_and_taken_back(tmp_path, no
         os.mkdir(tmp_path / "x")
 
 
+@pytest.mark.slow
 def test_a_hang_that_holds_the_interpreter_stops_every_thread_and_another_does_not():
     ticks: list[float] = []
     over = threading.Event()

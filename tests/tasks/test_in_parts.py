@@ -24,6 +24,8 @@ from trainkit.tasks.embed import Embed
 from trainkit.tasks.segment2d import Segment2d
 from trainkit.tasks.segment3d import Segment3d
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 __all__ = ["teacher_file"]
 COUNT = 6
 AT = StepContext(1, 0, 0.5, lambda x, grad=False: x if grad else x.detach(), contextlib.nullcontext)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click_commands import ask
 from runs import run, stop_after
 
@@ -76,6 +77,7 @@ def test_a_run_is_held_against_the_last_of_its_experiment_that_finished(store):
     assert text in shown and f"follows        {first.folder.name}\n" in shown
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_it_follows_whatever_finishes_meanwhile(store):
     first = run(*SHORT)
     cut = run(*SHORT, "optim.lr=0.125", stopping=stop_after(2))

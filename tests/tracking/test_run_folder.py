@@ -219,6 +219,7 @@ def interrupted() -> RunFolder:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whole):
     folder = interrupted()
     code = (
@@ -236,6 +237,7 @@ def test_a_run_is_continued_while_another_job_sends_what_it_had_left(store, whol
     assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_a_thread_that_sends_what_a_run_had_left_takes_no_claim_from_it_and_gives_none_away(store, whole, monkeypatch):
     folder = interrupted()
     sending = Sending(folder)
@@ -288,6 +290,7 @@ def test_a_run_whose_machine_was_replaced_is_continued_where_its_lock_tells(stor
     assert ran.folder == folder and all_same(ran, whole) and ran.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_taken(store, monkeypatch, capsys):
     folder = interrupted()
     folder.update(host="another-machine")

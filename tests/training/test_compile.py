@@ -27,7 +27,7 @@ from trainkit.models import face_backbones
 from trainkit.models.network_specs import IResNetSpec
 from trainkit.training.trainer import Trainer
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 DISTIL = ROOT / "recipes" / "adadistill.yaml"
 TEACHER = "{net: {name: iresnet18, embedding: 16, width: 0.0625}, weights: teacher.safetensors}"
 
@@ -296,7 +296,8 @@ def test_fp16_of_a_checkpoint_is_refused_on_a_cpu(monkeypatch):
 # ---- Frozen networks
 
 
-@pytest.mark.parametrize("cached", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [False, True])
 def test_the_teacher_is_compiled_where_it_runs_often(cached, traced, weights, monkeypatch):
     monkeypatch.setattr(launch_settings, "LEAST_FORWARDS", 1)
     more = {"task.cache_teacher": "disk" if cached else "false", "evaluations": "{}", "best": "null"}

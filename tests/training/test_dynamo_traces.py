@@ -33,7 +33,7 @@ from trainkit.models import face_backbones
 from trainkit.models.compilation import compile_in_place
 from trainkit.models.network_specs import IResNetSpec
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 ADADISTILL, TEACHER = (ROOT / "recipes" / name for name in ("adadistill.yaml", "face_teacher.yaml"))
 VIT = (
     "{model: vit_tiny_patch16_224, args: {depth: 2, embed_dim: 24, num_heads: 2, patch_size: 8}, embedding: 16, "
@@ -136,7 +136,7 @@ CASES = {
     "emcad": (*ORGANS, VOLUMES, patch("{name: emcad, encoder: pvt_v2_b0, neighbours: 1}")),
 }
 """Name to recipe, fixture, words of the fixture, batch size, evaluations, and other settings."""
-EACH_TASK = ("convnext", "eye_baseline", "adadistill", "reid", "unet")
+SOME = ("eye_baseline", "unet")
 
 
 def quick(names: Iterable[str], some: Container[str]) -> list[Any]:
@@ -159,7 +159,7 @@ def given(name: str, folder: Path, **more: str) -> tuple[Path, list[str]]:
     return recipe, words(folder, **{"evaluations": evaluations, **settings, "train": f"{{{block}}}"})
 
 
-@pytest.mark.parametrize("name", quick(CASES, EACH_TASK))
+@pytest.mark.parametrize("name", quick(CASES, SOME))
 def test_no_graph_breaks_and_none_is_traced_after_the_warm_up(name, request, monkeypatch):
     recipe, words = given(name, request.getfixturevalue(CASES[name][1]))
     traced = count(monkeypatch.setattr)
@@ -171,7 +171,8 @@ def test_no_graph_breaks_and_none_is_traced_after_the_warm_up(name, request, mon
     )
 
 
-@pytest.mark.parametrize("name", quick(("convnext", "eye_baseline"), ("eye_baseline",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["convnext", "eye_baseline"])
 def test_of_two_processes_each_traces_the_same(name, request, tmp_path):
     recipe, words = given(name, request.getfixturevalue(CASES[name][1]))
     path = f"{PLUGIN}:{ROOT / 'tests' / 'support'}"
@@ -182,7 +183,7 @@ def test_of_two_processes_each_traces_the_same(name, request, tmp_path):
         Traced(**json.loads((tmp_path / f"{rank}.json").read_text())).check(buckets)
 
 
-@pytest.mark.parametrize("wrong", ["broken", "stepped"])
+@pytest.mark.parametrize("wrong", ["broken", pytest.param("stepped", marks=pytest.mark.slow)])
 def test_a_graph_break_and_a_recompile_are_noticed(wrong, monkeypatch):
     """Of a network that prints, and of one that counts its forwards in a plain number."""
 

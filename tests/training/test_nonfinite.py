@@ -26,6 +26,8 @@ from trainkit.training.run_logger import RunLogger
 from trainkit.training.state import TrainState
 from trainkit.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 if str(PLUGIN) not in sys.path:
     sys.path.insert(0, str(PLUGIN))
 PLUGINS = ("toy", "poison")

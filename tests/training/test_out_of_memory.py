@@ -28,6 +28,8 @@ from trainkit.training.plan import Plan, halved
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 HALVE = "train={{length: 12 steps, batch_size: 16, micro_batch: {}, ema: 0.9, on_oom: halve}}"
 TASK = "task={{name: poisoned, remembers: false, {}}}"
 SHORT = [

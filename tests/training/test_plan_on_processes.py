@@ -29,6 +29,7 @@ def assert_trained_alike(one: Ran, other: Ran, *groups: str) -> None:
             torch.testing.assert_close(other.last.tensors[group][name], tensor, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", ["false", "true"])
 def test_idle_processes_change_nothing(weight):
     words = ["train.batch_size=2", f"task.tensor_weight={weight}"]
@@ -39,6 +40,7 @@ def test_idle_processes_change_nothing(weight):
     assert_trained_alike(one, three, "model", "ema", "memory")
 
 
+@pytest.mark.slow
 def test_a_batch_size_per_process_trains_as_its_multiple_and_the_rate_follows():
     words = ["optim.lr_rule={name: linear, batch_size: 16}", "train.schedule.warmup={over: 4 steps}"]
     one = run(*PLAIN, "train.batch_size=8", *words)

@@ -19,7 +19,7 @@ from trainkit.inference import evaluate_run
 from trainkit.training import best
 from trainkit.training.state import Plateau
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 
 STUCK = "train.schedule={name: plateau, metric: val/accuracy, patience: 2, gamma: 0.5, min_delta: 2.0}"
 EACH = "evaluations={val: {every: 1 steps, batch_size: 8}}"
@@ -75,7 +75,7 @@ def test_evaluations_within_the_warm_up_are_not_counted():
     assert [event.step for event in ran.events("lr_reduced")] == [6, 8], "the first that counts is that of step 4"
 
 
-@pytest.mark.parametrize("step", [2, 3, 4])
+@pytest.mark.parametrize("step", [3, *(pytest.param(step, marks=pytest.mark.slow) for step in (2, 4))])
 def test_an_interrupted_run_goes_on_bit_for_bit(step):
     """Among others right after the evaluation that reduces the rate, before the next update."""
     words = (STUCK, EACH, "log.every=1 steps", "train.length=8 steps")

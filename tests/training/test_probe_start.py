@@ -24,6 +24,8 @@ from trainkit.models import linear_probe
 from trainkit.models.timm_classifier import Classifier, timm_network
 from trainkit.training import plan
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 MODEL, SIDE = "test_resnet", 32
 
@@ -144,6 +146,7 @@ def test_an_interrupted_run_does_not_fit_again_and_ends_with_the_same_bits(whole
     assert resumed.folder == cut.folder and all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_step_0_softens_the_probe_of_its_checkpoint(whole, words, store):
     """The checkpoint of step 0, the best so far, holds the probe as it was scored."""
     cut = run(*words, recipe=CONVNEXT, stopping=stop_after(1))

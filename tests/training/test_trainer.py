@@ -14,7 +14,7 @@ from trainkit.errors import UserError
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 
 
 def same(a, b) -> bool:
@@ -63,7 +63,9 @@ def test_a_weight_that_only_the_device_knows_gives_the_same_update():
         torch.testing.assert_close(host[name], device[name], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("step", [1, 4, 5, 7, 11])
+@pytest.mark.parametrize(
+    "step", [pytest.param(1, marks=pytest.mark.slow), 4, 5, pytest.param(7, marks=pytest.mark.slow), 11]
+)
 def test_an_interrupted_and_resumed_run_has_the_bits_and_the_history_of_an_uninterrupted_one(reference, step):
     """Mid-epoch, at an epoch's end (4), at a checkpoint (5), one step before the end; batch norm, dropout, average."""
     first = run(stopping=stop_after(step))
@@ -107,6 +109,7 @@ def test_evaluations_logs_and_checkpoints_change_no_bit_of_training(reference):
     assert bare.repeatable["train/loss"][-1][0] == 12 and "val/accuracy" not in bare.repeatable
 
 
+@pytest.mark.slow
 def test_evaluations_do_not_move_the_speed_meter():
     """The meter of the first guide counted them: 930 samples/s became 170 in the window of an evaluation."""
     common = ["train.length=6 epochs", "log.every=4 steps", "evaluations.val.every=4 steps", "train.ema=null"]
@@ -152,6 +155,7 @@ def test_a_run_that_ended_at_such_an_update_goes_on_without_it_where_it_is_asked
     assert ran.folder == ended and all_same(ran.last, whole.last) and ran.repeatable == whole.repeatable
 
 
+@pytest.mark.usefixtures("sent")
 def test_a_model_has_the_step_and_the_scores_of_its_own_weights():
     ran = run(
         "checkpoints={every: 5 steps, at_end: false, keep_last: 50}", "best=null", "evaluations.val.every=5 steps"
@@ -162,6 +166,7 @@ def test_a_model_has_the_step_and_the_scores_of_its_own_weights():
     assert {(metric.key, metric.step) for metric in model.metrics} == {("val/accuracy", 10), ("val/ema/accuracy", 10)}
 
 
+@pytest.mark.usefixtures("sent")
 def test_a_model_has_scores_that_were_logged_a_moment_before(monkeypatch):
     write = run_summary.write
 
@@ -292,6 +297,7 @@ def test_settings_that_cannot_be_are_refused(words, message):
         run(*words)
 
 
+@pytest.mark.slow
 def test_resuming_finishes_the_run_that_was_interrupted_although_it_was_one_that_is_needed_first(tmp_path):
     """The teacher of a student was cut off: it goes on, the student then begins, and stands above it in MLflow."""
     small = "task: {name: toy, needs_recipe: RECIPE}"
@@ -352,6 +358,7 @@ def test_resume_or_start_takes_no_run_of_other_data_or_another_program_for_its_o
     assert second != first and second.info().status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_seeds_are_begun_by_resume_or_start_and_trained_once():
     from trainkit.tracking.store import Store
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from trainkit.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 CONVNEXT = ROOT / "recipes" / "convnext.yaml"
 IMAGENET = ROOT / "recipes" / "convnext_imagenet.yaml"
 SIDE = 32

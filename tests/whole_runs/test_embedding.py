@@ -9,7 +9,7 @@ from runs import ROOT, all_same, evaluated, overrides, own_store, run, stopped_a
 
 from trainkit.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 EYES = ROOT / "recipes" / "eye_state.yaml"
 OMNIGLOT = ROOT / "recipes" / "omniglot.yaml"
 
@@ -55,6 +55,7 @@ def whole(tmp_path_factory, database, crops):
         yield run(*words(crops), recipe=EYES)
 
 
+@pytest.mark.slow
 def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_pictures(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/f1"] == [4, 8, 12, 16]
@@ -78,6 +79,7 @@ def test_an_interrupted_run_with_a_growing_margin_resumes_to_the_bit(whole, crop
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, crops, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [evaluated(n, str(EYES), *words(crops), "--score", whole.folder.name) for n in (1, 2)]

@@ -30,6 +30,8 @@ from tests.whole_runs.test_segmentation_3d import TOM500, bodies  # noqa: F401
 from tests.whole_runs.test_segmentation_3d import words as of_bodies
 from trainkit.environment.record import cpu_name
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "losses"
 STEPS = 20
 KINDS = {

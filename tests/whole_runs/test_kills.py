@@ -71,7 +71,7 @@ FORKED = (
     "saving", "telling", "leaving", "saving", "steps",
 )  # fmt: skip
 """In which phase each trial of 15 is killed."""
-FEW = 4
+FEW = 2
 """Trials of the default tests; the slow ones make one of each phase that is left, and another of a save."""
 FULL = "OSError 28"
 """What a full disk does."""
@@ -207,7 +207,7 @@ def test_killed_at_a_random_moment_and_resumed_a_run_ends_as_if_nothing_had_been
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [4, 7, 9, 12])
+@pytest.mark.parametrize("seed", [2, 3, 4, 7, 9, 12])
 def test_killed_at_other_moments_too(toy, seed, tmp_path, database):
     killed_once(toy, FORKED[seed], random.Random(f"K3 {seed}"), tmp_path / "store", database)
 
@@ -240,7 +240,13 @@ def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_l
             expect_whole(toy)
 
 
-@pytest.mark.parametrize("at", ["trainkit.tracking.tracker.Tracker.flush", "trainkit.analysis.promote.at_end"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "trainkit.tracking.tracker.Tracker.flush",
+        pytest.param("trainkit.analysis.promote.at_end", marks=pytest.mark.slow),
+    ],
+)
 def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_trained_again(tmp_path, database, at):
     words = [str(TOY), "--plugin", "toy", *WORDS, "promote={}"]
 
@@ -255,6 +261,7 @@ def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_train
         assert ran(words) == 0 and len(trainings()) == 1, "all has been done"
 
 
+@pytest.mark.slow
 def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy, tmp_path, database):
     plan = [{"at": ["os.unlink", "os.rmdir"], "thread": "trainkit-uploader", "call": 8, "do": "kill"}]
     with fresh(tmp_path / "store", database):
@@ -263,6 +270,7 @@ def test_killed_while_it_removes_what_was_sent_nothing_is_taken_for_damaged(toy,
         expect_whole(toy)
 
 
+@pytest.mark.slow
 def test_a_model_of_a_run_that_is_told_to_stop_has_no_scores_of_an_earlier_step(toy, tmp_path, database):
     plan = [{"at": "trainkit.training.run_logger.RunLogger.progress", "call": 5, "do": "signal 15"}]
     with fresh(tmp_path / "store", database):
@@ -286,6 +294,7 @@ def after(calls: int) -> list[Fault]:
     return [{"at": "trainkit.distributed.runtime.Runtime.backward", "call": calls, "do": "kill"}]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_run_that_is_always_killed_before_its_first_checkpoint_would_be_due_gets_to_its_end(
     sparse, trials, tmp_path, database
@@ -332,9 +341,8 @@ SPOILED = {
 """Mechanisms that are taken away, what the oracle says of it, and where the run is killed."""
 
 
-@pytest.mark.parametrize(
-    "spoiled", ["reseeding", *(pytest.param(one, marks=pytest.mark.slow) for one in [*SPOILED][1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("spoiled", SPOILED)
 def test_the_oracle_notices_when_a_mechanism_is_taken_away(spoiled, tmp_path, database, monkeypatch):
     said, moment = SPOILED[spoiled]
     monkeypatch.setenv("SPOILED", spoiled)

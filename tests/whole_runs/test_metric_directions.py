@@ -69,6 +69,7 @@ def older(store, tmp_path, monkeypatch):
     return ran
 
 
+@pytest.mark.slow
 def test_an_older_run_is_resumed_in_the_right_direction_and_says_so(older, capsys):
     highest = max(older.series("val/nll"))
     assert older.last.state["best"][0]["value"] == highest

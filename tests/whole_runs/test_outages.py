@@ -188,7 +188,7 @@ def trial(undisturbed: dict, database: Path, home: Path, seed: int, patch: pytes
 
 
 def test_through_calls_that_fail_before_and_after_they_are_made(trials, undisturbed, database, tmp_path, monkeypatch):
-    for seed in trials(3, 100):
+    for seed in trials(2, 100):
         assert trial(undisturbed, database, tmp_path / str(seed), seed, monkeypatch) == []
 
 
@@ -204,6 +204,7 @@ def reference(tmp_path_factory, database) -> dict:
         return account(run(*WORDS).folder)
 
 
+@pytest.mark.slow
 def test_a_training_that_begins_while_its_store_is_locked(reference, database, tmp_path, capsys, caplog, monkeypatch):
     monkeypatch.setattr(tracking, "_FINISH_SECONDS", 0.3)
     for back in ["in the middle", "sync", "the next run"]:
@@ -252,6 +253,7 @@ def test_a_training_that_begins_while_its_store_is_locked(reference, database, t
             assert kept[0] == int(1000 * ran.folder.info().started)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_never_enrolled_is_resumed(database, tmp_path, monkeypatch):
     accounts = []
     for away in (False, True):

@@ -52,6 +52,7 @@ def assert_same(ran: Ran, whole: Ran) -> None:
     assert all_same(ran, whole) and ran.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_without_anything_that_windows_lacks_a_training_is_stopped_and_goes_on(store, whole):
     ran, said = stopped_and_resumed("windows")
     assert_same(ran, whole)
@@ -99,6 +100,7 @@ print("all")
 """
 
 
+@pytest.mark.slow
 def test_every_module_can_be_imported_on_windows():
     assert hides("windows", EVERY_MODULE).splitlines()[-1] == "all"
 

@@ -13,7 +13,7 @@ from trainkit.analysis import run_scores
 from trainkit.errors import UserError
 from trainkit.tracking import mlflow_run
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 REID = ROOT / "recipes" / "reid.yaml"
 TINY = (
     "{model: resnet18, args: {layers: [1, 1, 1, 1], channels: [8, 8, 16, 16]}, embedding: 16, "
@@ -58,6 +58,7 @@ def whole(tmp_path_factory, database, sets):
         yield run(*words(sets), recipe=REID)
 
 
+@pytest.mark.slow
 def test_an_epoch_is_as_long_as_the_recipe_says(whole):
     steps, epochs = whole.history.series("train/epoch")
     assert dict(zip(steps, epochs, strict=True))[12] == 6.0  # of 4 blocks, two to an update
@@ -109,6 +110,7 @@ def test_an_interrupted_run_resumes_to_the_bit(whole, sets):
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_workers_change_no_bit(whole, sets):
     other = run(*words(sets), "loader.workers=2", recipe=REID)
     assert all_same(other, whole)

@@ -11,7 +11,7 @@ from trainkit.autoconfig import new_recipe
 from trainkit.config.loader import ConfigError
 from trainkit.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 SEGMENT = ROOT / "recipes" / "segment.yaml"
 
 
@@ -49,6 +49,7 @@ def whole(tmp_path_factory, database, streets):
         yield run(*words(streets), recipe=SEGMENT)
 
 
+@pytest.mark.slow
 def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_pictures(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/miou"] == steps["val/ema/boundary_f"] == [6, 12]
@@ -82,11 +83,13 @@ def test_an_interrupted_run_resumes_to_the_bit(whole, streets):
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_workers_change_no_bit(whole, streets):
     other = run(*words(streets), "loader.workers=2", recipe=SEGMENT)
     assert all_same(other, whole)
 
 
+@pytest.mark.slow
 def test_one_checkpoint_scores_identically_on_one_process_and_on_two(whole, streets, monkeypatch):
     monkeypatch.setenv("TRAINKIT_STORE", str(whole.folder.path.parents[1]))
     scored = [evaluated(n, str(SEGMENT), *words(streets), "--score", whole.folder.name) for n in (1, 2)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from runs import ROOT, Ran, all_same, environment, evaluated, newest, overrides, own_store, run, spawn, stop_after
 
-pytestmark = pytest.mark.usefixtures("store")
+pytestmark = pytest.mark.usefixtures("store", "unsent")
 TOM500 = ROOT / "recipes" / "tom500.yaml"
 
 
@@ -45,6 +45,7 @@ def whole(tmp_path_factory, database, bodies):
         yield run(*words(bodies), recipe=TOM500)
 
 
+@pytest.mark.slow
 def test_each_evaluation_is_held_at_its_own_gate_and_counts_its_cases(whole):
     steps = {name: [p.step for p in points] for name, points in whole.history.metrics.items()}
     assert steps["val/dice_mean"] == steps["val/ema/hd95_mean_mm"] == [6, 12]
@@ -73,6 +74,7 @@ def test_an_interrupted_run_resumes_to_the_bit(whole, bodies):
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
 
 
+@pytest.mark.slow
 def test_workers_change_no_bit(whole, bodies):
     other = run(*words(bodies), "loader.workers=2", recipe=TOM500)
     assert all_same(other, whole)

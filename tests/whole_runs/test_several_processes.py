@@ -64,6 +64,7 @@ def test_on_two_processes_an_interrupted_run_ends_with_the_bits_of_an_uninterrup
     assert torch.equal(whole.last.tensors["memory"]["mean"], resumed.last.tensors["memory"]["mean"])
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_loads_on_one_process_and_back():
     plain = ["task.norm=false", "task.dropout=0.0", "log.every=1 steps"]
     whole = run(*plain)

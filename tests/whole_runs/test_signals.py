@@ -122,7 +122,7 @@ def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(tria
     first = [(name, SIGNALS[k % 3], bool(k % 2)) for k, name in enumerate(list(PHASES)[:4])]
     every = [*first, *(one for one in every if one not in first)]
     longest = 0.0
-    for seed in trials(3, 114):
+    for seed in trials(2, 114):
         name, number, everybody = every[seed % len(every)]
         phase, home = PHASES[name], tmp_path / str(seed)
         home.mkdir()
@@ -155,6 +155,7 @@ def store(tmp_path, database):
         yield tmp_path
 
 
+@pytest.mark.slow
 def test_workers_live_through_what_everybody_is_told_and_not_past_their_parent(store, whole):
     words = ("loader.workers=2", "evaluations={}", "best=null", "train.length=100 epochs")
     with job(store, *words) as one:
@@ -210,6 +211,7 @@ def test_a_disk_that_is_too_slow_is_left_behind_and_a_checkpoint_is_there(store,
     assert_goes_on(store, whole[()], ())
 
 
+@pytest.mark.slow
 def test_two_signals_within_a_second_are_one_and_a_later_one_ends_it_at_once(store, whole):
     for pause, kept, seconds in ((0.0, True, "1"), (1.5, False, "5")):
         with job(store, plan=save(seconds).plan()) as one:

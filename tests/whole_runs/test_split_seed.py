@@ -194,6 +194,7 @@ def test_a_recipe_that_makes_weights_has_the_split_of_the_one_that_needs_them(mi
     assert dependencies.with_split_of(elsewhere, student, "student.yaml") == elsewhere
 
 
+@pytest.mark.slow
 def test_an_older_run_goes_on_with_its_split(mine, store):
     stopped = older(run("seed=1", "data.split_seed=1", recipe=mine, stopping=stop_after(2)))
     assert stopped.code != 0

@@ -24,6 +24,8 @@ from trainkit.data.storage.image_store import Packed
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.training.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 SIDE = 16
 PLAN = Plan(steps=12, steps_per_epoch=6, batch_size=8, micro_batch=8, accumulation=1, world=1, rank=0)
 
@@ -149,6 +151,7 @@ def table(ran) -> list[dict[str, str]]:
     return list(csv.DictReader(file.open()))
 
 
+@pytest.mark.usefixtures("sent")
 def test_a_run_says_what_it_replaced(replaced):
     assert replaced.code == 0 and replaced.last.step == 12, "no update and no epoch is shorter"
     (event,) = replaced.events("sample_replaced")
@@ -172,6 +175,7 @@ def test_what_is_trained_on_instead_is_the_same_every_time(store, replaced, how)
     ]
 
 
+@pytest.mark.slow
 def test_on_two_processes_all_that_was_replaced_is_listed_once(store):
     plain = ("data.samples=32", "train.length=2 epochs", "evaluations={}", "best=null")
     done = spawn(2, str(PLUGIN / "toy.yaml"), *words(*plain), "--plugin", "toy")

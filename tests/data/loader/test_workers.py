@@ -33,6 +33,8 @@ from trainkit.training.plan import Plan
 sys.path.insert(0, str(PLUGIN))
 from failing import FAULTS, FailingData
 
+pytestmark = pytest.mark.usefixtures("unsent")
+
 PLAN = Plan(steps=8, steps_per_epoch=8, batch_size=8, micro_batch=8, accumulation=1, world=1, rank=0)
 SILENT = ("hangs", "stopped")
 SAID = {
@@ -125,7 +127,7 @@ def test_a_lost_worker_is_replaced_and_the_batches_are_the_same(trials, tmp_path
         assert fault in SILENT or time.monotonic() - began < 60, "a death is noticed at once, not by its silence"
 
 
-@pytest.mark.parametrize("fault", ["killed", "raises", "hangs"])
+@pytest.mark.parametrize("fault", ["killed", "raises", pytest.param("hangs", marks=pytest.mark.slow)])
 def test_a_row_that_no_worker_survives_ends_the_stream_where_it_is(fault, monkeypatch):
     many = 1 if fault in SILENT else RESTARTS  # each of these takes its seconds of silence
     monkeypatch.setattr(workers, "RESTARTS", many)
@@ -255,7 +257,7 @@ def test_no_random_number_is_drawn_and_nothing_is_left_of_torch(memory, monkeypa
     assert len(got) == 8 and same(got, list(loading.training(split, partial(PLAN.keys, split, 0), Loader(), pin=False)))
 
 
-@pytest.mark.parametrize("fault", ["killed", "hangs"])
+@pytest.mark.parametrize("fault", ["killed", pytest.param("hangs", marks=pytest.mark.slow)])
 def test_without_anonymous_memory_a_lost_worker_is_replaced_all_the_same(fault, tmp_path, monkeypatch):
     """As on macOS and Windows: a process that dies takes batches with it, which are read again."""
     monkeypatch.setattr(batch_memory, "possible", lambda: False)
@@ -347,7 +349,9 @@ def test_nothing_adds_up_over_many_batches():
             if number in (30, 140):
                 within.append(open_now())
     del _
-    assert within[0] == within[1] and open_now() == before
+    assert within[0] == within[1]
+    # What an earlier test left may have gone meanwhile.
+    assert all(now <= then for now, then in zip(open_now(), before, strict=True))
 
 
 @pytest.fixture(scope="module")

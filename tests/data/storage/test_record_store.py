@@ -181,6 +181,7 @@ def words(train: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
 def test_a_training_on_it_is_that_on_the_packed_set_to_the_bit_also_when_it_is_interrupted(folder):
     recipe = ROOT / "recipes" / "face_teacher_lfw.yaml"
