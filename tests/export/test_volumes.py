@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from torch import nn
 from untrained_runs import made
 
-from trainkit.errors import UserError
 from trainkit.export import export
 
 TOM500 = ROOT / "recipes" / "tom500.yaml"
@@ -90,12 +89,6 @@ def test_volumes_smaller_than_a_patch_are_filled_up_with_zeros(monkeypatch):
     expected = torch.zeros(1, 1, 5, 2, 4)
     expected[:, :, 1:4] = whole[:, :, :, 2:4]
     torch.testing.assert_close(found, expected)
-
-
-def test_what_cannot_be_is_refused(run, tmp_path):
-    with pytest.raises(UserError, match=r"--to hub-folder: the network of run .* is for volumes"):
-        export.export(run.name, tmp_path / "out", ("hub-folder",))
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def evaluate(what: str, words: tuple[str, ...], log: bool, plugins: tuple[str, .
     "--format",
     "formats",
     multiple=True,
-    type=click.Choice(["safetensors", "onnx", "hub-folder"]),
+    type=click.Choice(["safetensors", "onnx"]),
     help="Format to write; may be repeated.  [default: safetensors and onnx]",
 )
 @click.option(
@@ -110,8 +110,7 @@ def export_(run: str, out: Path, formats: tuple[Format, ...], pictures: int, plu
 
     The best weights are written to the folder OUT. OUT/model.safetensors and OUT/model.onnx take RGB pixels, or
     prepared patches of volumes, and return logits or embeddings. OUT/model.json describes them for programs,
-    OUT/README.md for people. For a model of timm, --to hub-folder writes a folder that timm loads:
-    timm.create_model('local-dir:OUT', pretrained=True).
+    OUT/README.md for people. Tensors of a network of timm have timm's names.
 
     The files are compared with the trained model on real samples; files that differ are not kept.
 
@@ -128,8 +127,5 @@ def export_(run: str, out: Path, formats: tuple[Format, ...], pictures: int, plu
     for file in done.written:
         agreed = done.agreements.get(file.name)
         echo(f"{file}: {agreed or 'what the files are, and how they were checked'}")
-    if "hub-folder" in formats:
-        echo(f"Load: timm.create_model('local-dir:{out}', pretrained=True)")
-    else:
-        echo(f"Load: {out / 'README.md'} has the code for Python")
+    echo(f"Load: {out / 'README.md'} has the code for Python")
     next_step("predict", run, "IMAGES", "OUT.parquet", *plugin_words(plugins), why="predict your own data")

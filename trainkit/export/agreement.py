@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, number_of
 from trainkit.export import files
-from trainkit.export.files import Format, Outputs
+from trainkit.export.files import Outputs
 from trainkit.files import Json
 from trainkit.interfaces import DatasetInfo, Task
 
@@ -106,8 +106,6 @@ class Exportable:
     """True for a network that refines single points."""
     reason: str = ""
     """Why the first form is not one for all shapes, where it is not."""
-    write_config: Callable[[Path], Agreement] | None = None
-    """Writes timm's config.json into a folder beside the tensors, and compares the network that timm loads."""
     notes: Sequence[str] = field(default_factory=list)
 
     def compare(self, name: str, found: Callable[[Tensor], Outputs], samples: Samples | None = None) -> Agreement:
@@ -118,8 +116,8 @@ class Exportable:
 class Exporter(NamedTuple):
     """Functions that export runs of one kind of data and rebuild their networks from exported files."""
 
-    exportable: Callable[[Recipe, DatasetInfo, str, Path, Sequence[Format], int], Exportable]
-    """Given recipe, `DatasetInfo`, name of the run, weights, formats, images to check on."""
+    exportable: Callable[[Recipe, DatasetInfo, Path, int], Exportable]
+    """Given recipe, `DatasetInfo`, weights, and on how many samples to check."""
     rebuilt: Callable[[Recipe, DatasetInfo, Mapping[str, Any], Path], nn.Module]
     """Given recipe, `DatasetInfo`, content of model.json, file of tensors."""
     part: Callable[[Task, nn.Module], nn.Module] = lambda task, net: net

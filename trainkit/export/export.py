@@ -1,4 +1,4 @@
-"""Export a trained network as safetensors, ONNX or a folder that timm loads, and verify each file.
+"""Export a trained network as safetensors or ONNX, and verify each file.
 
 A file is kept only if its outputs on real samples of the run's evaluation equal those of the trained network. With the
 files come `model.json`, which describes the network to programs, and `README.md`, the model card.
@@ -23,7 +23,7 @@ from trainkit.environment.version import __version__
 from trainkit.errors import UserError
 from trainkit.export import files, model_card
 from trainkit.export.agreement import Agreement, Exportable, Exporter, by_name, write_onnx
-from trainkit.export.files import ABOUT, CARD, CONFIG, FORMATS, ONNX, TENSORS, Format
+from trainkit.export.files import ABOUT, CARD, FORMATS, ONNX, TENSORS, Format
 from trainkit.export.images import headless
 from trainkit.files import Json, sha256, write_aside
 from trainkit.inference.output_folder import check_free
@@ -59,8 +59,7 @@ def export(
     """Write the network with the best weights of a run to the folder `out`: model.safetensors, model.onnx, model.json.
 
     Each file is compared with the trained network on `pictures` images, spread over the run's first evaluation, in
-    float32 on the CPU. `hub-folder` adds a config.json with which timm builds the network. `say` receives progress
-    messages.
+    float32 on the CPU. `say` receives progress messages.
 
     Raises UserError before any work if the task cannot be exported, a file exists already, or a package is missing; and
     if a file cannot be written or differs from the trained network; no file is kept then.
@@ -81,7 +80,7 @@ def export(
     if ONNX in names:
         files.require("onnx", "onnxscript", "onnxruntime")
     weights = best_weights(folder.path)
-    network = exporter.exportable(recipe, meta, folder.name, weights, formats, pictures)
+    network = exporter.exportable(recipe, meta, weights, pictures)
     about = {**network.about, **_origin(folder, recipe, meta, weights, network)}
     out.mkdir(parents=True, exist_ok=True)
     agreements: dict[str, Agreement] = {}
@@ -91,8 +90,6 @@ def export(
             files.write_tensors(aside / TENSORS, network.net, folder.name)
             again = exporter.rebuilt(recipe, meta, about, aside / TENSORS)
             agreements[TENSORS] = network.compare(TENSORS, by_name(again, list(network.outputs)))
-        if CONFIG in names and network.write_config is not None:
-            agreements[CONFIG] = network.write_config(aside)
         if ONNX in names:
             say("writing model.onnx")
             agreements[ONNX], shapes, more = write_onnx(aside / ONNX, network, about)

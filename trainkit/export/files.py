@@ -26,10 +26,10 @@ from trainkit.files import Json
 from trainkit.inference.output_folder import check_free
 from trainkit.interfaces import Split, Task
 
-Format = Literal["safetensors", "onnx", "hub-folder"]
+Format = Literal["safetensors", "onnx"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
 """Default formats."""
-ABOUT, CARD, CONFIG = "model.json", "README.md", "config.json"
+ABOUT, CARD = "model.json", "README.md"
 TENSORS, ONNX = "model.safetensors", "model.onnx"
 
 Outputs = dict[str, Tensor]
@@ -38,16 +38,7 @@ Outputs = dict[str, Tensor]
 
 def names_of(formats: Sequence[Format]) -> list[str]:
     """List the files of formats, in order."""
-    names = [TENSORS] if {"safetensors", "hub-folder"} & set(formats) else []
-    names += [ONNX] if "onnx" in formats else []
-    return names + ([CONFIG] if "hub-folder" in formats else [])
-
-
-def refuse_hub_folder(formats: Sequence[Format], run: str, network: str) -> None:
-    """Raise UserError if a folder for timm is asked for; `network` says what the run's is."""
-    if "hub-folder" in formats:
-        found = f"the network of run {run} is {network}"
-        raise UserError("--to hub-folder", found, "a run of classify", "use --to safetensors --to onnx")
+    return [name for word, name in (("safetensors", TENSORS), ("onnx", ONNX)) if word in formats]
 
 
 def require(*packages: str) -> None:

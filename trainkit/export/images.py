@@ -2,13 +2,12 @@
 
 Exported networks map RGB pixels 0 .. 255, float32 (B, 3, H, W) of the training size, to logits, embeddings or both.
 Normalisation is part of the network, and so is the mirror image if the task uses it. A network of timm keeps timm's
-names; with `config.json`, `timm.create_model("local-dir:OUT", pretrained=True)` loads the folder.
+names: `timm.create_model(NAME, num_classes=N, checkpoint_path="OUT/model.safetensors")` loads its tensors.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from trainkit.config.schema import Recipe
 from trainkit.errors import UserError, few
 from trainkit.export import files
-from trainkit.export.agreement import Agreement, Exportable, Exporter, batch_forms, compare, rows
-from trainkit.export.files import CONFIG, Format, Outputs
-from trainkit.files import Json, write_aside
+from trainkit.export.agreement import Exportable, Exporter, batch_forms, rows
+from trainkit.export.files import Outputs
+from trainkit.files import Json
 from trainkit.inference import preprocess
 from trainkit.inference.preprocess import Preparation
 from trainkit.inference.trained_model import load_network
@@ -30,7 +29,6 @@ from trainkit.interfaces import MODALITIES, RGB, DatasetInfo, Split, Task
 from trainkit.models.face_backbones import WithHead
 from trainkit.models.reid import ReidNet
 from trainkit.models.timm_classifier import Classifier
-from trainkit.tasks.classify import Classify
 from trainkit.tasks.embed import Embed
 
 if TYPE_CHECKING:
@@ -74,36 +72,22 @@ def exporter(recipe: Recipe) -> Exporter | None:
     return None if preprocess.of(recipe.data) is None else Exporter(exportable, rebuilt, _without_head)
 
 
-def exportable(
-    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int
-) -> Exportable:
-    """Load the network of a run of `classify`, `embed`, `adadistill` or `reid`, and `pictures` images to check it on.
-
-    Raises UserError for formats that it does not support.
-    """
+def exportable(recipe: Recipe, meta: DatasetInfo, weights: Path, pictures: int) -> Exportable:
+    """Load a network that predicts classes or embeddings, and `pictures` images to check it on."""
     prepared, net = _preparation(recipe), load_network(recipe, meta, weights)
-    if not isinstance(net, Classifier):
-        files.refuse_hub_folder(formats, run, f"{_named(net)}, which timm cannot build")
     split = files.scored_split(recipe)
     pixels, found, chosen = _real(recipe.task, net, split, pictures)
     expected = {name: found[name] for name in _WORDS if name in found}
-    deployed, samples = Deployed(recipe.task, net, prepared, list(expected)).eval(), rows(pixels, expected)
-
-    def write_config(folder: Path) -> Agreement:
-        if not isinstance(net, Classifier):  # `hub-folder` is refused for others above
-            raise TypeError("a hub folder needs a classifier")
-        write_aside(folder / CONFIG, json.dumps(timm_config(recipe, meta, prepared, net), indent=1) + "\n")
-        return compare(CONFIG, _by_timm(folder, prepared), rows(pixels, {"logits": expected["logits"]}))
-
+    deployed = Deployed(recipe.task, net, prepared, list(expected)).eval()
+    inner = net.net if isinstance(net, WithHead | Classifier) else net
     return Exportable(
         net=_without_head(recipe.task, net),
         outputs={name: _WORDS[name].format(values.shape[1]) for name, values in expected.items()},
-        samples=samples,
+        samples=rows(pixels, expected),
         checked_on=(split.name, chosen.tolist()),
         about=_about(meta, prepared, "logits" in expected),
         forms=batch_forms(deployed, pixels, expected),
-        network=_named(net),
-        write_config=write_config,
+        network=type(inner).__name__,
     )
 
 
@@ -144,49 +128,6 @@ def _preparation(recipe: Recipe) -> Preparation:
     return prepared
 
 
-def timm_config(recipe: Recipe, meta: DatasetInfo, prepared: Preparation, net: Classifier) -> dict[str, Json]:
-    """Describe a network and its image preparation in timm's terms, for config.json.
-
-    Dropout and stochastic depth are left out: they only apply to training.
-    """
-    import timm
-
-    spec = cast(Classify, recipe.task).net
-    architecture = spec.model.partition(".")[0]
-    own: Any = net.net.pretrained_cfg  # a dict of timm
-    known = timm.get_pretrained_cfg(architecture, allow_unregistered=False)
-    fixed = known is not None and bool(known.fixed_input_size)
-    sized = {"img_size": list(prepared.side)} if fixed else {}
-    size = [meta.shape[0], *prepared.side]
-    names = list(meta.class_names)
-    return {
-        "architecture": architecture,
-        "num_classes": meta.classes,
-        "num_features": net.net.num_features,
-        **({"label_names": names} if names else {}),
-        "model_args": {**spec.args, **sized},
-        "pretrained_cfg": {
-            "custom_load": False,
-            "input_size": size,
-            "fixed_input_size": fixed,
-            "interpolation": "bicubic",
-            "crop_pct": prepared.crop_pct,
-            "crop_mode": prepared.crop_mode,
-            "mean": list(prepared.mean),
-            "std": list(prepared.std),
-            "num_classes": meta.classes,
-            "pool_size": None,
-            "first_conv": own.get("first_conv"),
-            "classifier": own.get("classifier"),
-        },
-    }
-
-
-def _named(net: nn.Module) -> str:
-    inner = net.net if isinstance(net, WithHead | Classifier) else net
-    return type(inner).__name__
-
-
 def _without_head(task: Task, net: nn.Module) -> nn.Module:
     """Return the exported part: timm's network of a classifier, or an embedding network without class centres."""
     if isinstance(net, Classifier) or (
@@ -220,16 +161,3 @@ def _real(task: Task, net: nn.Module, split: Split, most: int) -> tuple[Tensor, 
     present = torch.zeros(places.shape[:2], dtype=torch.bool)
     present[:, RGB] = True
     return batch[f"image.{MODALITIES[RGB]}"].float(), {"embedding": net.neck(net.fuse(places, present))}, rows
-
-
-def _by_timm(folder: Path, prepared: Preparation) -> Callable[[Tensor], Outputs]:
-    """Load the folder with timm, as a function of pixels that normalises them by config.json."""
-    import timm
-
-    try:
-        net = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    except Exception as error:
-        found = f"timm {timm.__version__} cannot load the folder: {files.first_line(error)}"
-        raise UserError("--to hub-folder", found, remedy="use --to safetensors --to onnx") from error
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (prepared.mean, prepared.std))
-    return lambda pixels: {"logits": net((pixels / 255 - mean) / std)}

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from trainkit.analysis import saved_rows
-from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
-from trainkit.errors import UserError
 from trainkit.export.agreement import Agreement
-from trainkit.export.files import CONFIG, ONNX, TENSORS
+from trainkit.export.files import ONNX, TENSORS
 from trainkit.files import Json
-from trainkit.metrics.significance import DRAWS, Interval
 from trainkit.terminal import aligned, numbers
 from trainkit.tracking import journal
 from trainkit.tracking.markdown import block, code, plain
 from trainkit.tracking.run_folder import RunFolder
-from trainkit.tracking.store import Store
 
 _PIPELINES = dict.fromkeys(("segment2d", "segment3d"), "image-segmentation") | {"classify": "image-classification"}
 """Pipeline tag of the Hugging Face hub by task; other tasks are feature extraction."""
@@ -41,7 +35,7 @@ def card(
     """
     kind, made = type(recipe.task).__name__.lower(), about["made_with"]["trainkit"]
     parts = [
-        _front(kind, CONFIG in agreements),
+        _front(kind),
         f"# {plain(recipe.name)}",
         f"Weights {code(about['weights'])} of run {code(folder.name)}, exported with trainkit {plain(made)}.",
         *_described(about),
@@ -100,9 +94,9 @@ def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, flo
     return {name: values[-1] for name, values in found.items() if values}
 
 
-def _front(kind: str, by_timm: bool) -> str:
+def _front(kind: str) -> str:
     """Write the front matter that the hub reads."""
-    lines = ["---", *(["library_name: timm"] if by_timm else []), "license: unknown"]
+    lines = ["---", "license: unknown"]
     lines += [f"pipeline_tag: {_PIPELINES.get(kind, 'image-feature-extraction')}", "tags:", "- trainkit", "---"]
     return "\n".join(lines)
 
@@ -121,16 +115,6 @@ def _described(about: Mapping[str, Json]) -> Iterator[str]:
 def _loading(about: Mapping[str, Json], agreements: Mapping[str, Agreement]) -> Iterator[str]:
     """Write programs that run in the folder of the card, with a file image.jpg."""
     yield "Run in this folder, with a file `image.jpg`:" if "takes" not in about else "Run in this folder:"
-    if CONFIG in agreements:
-        yield (
-            "With timm, which prepares and normalises images by config.json:\n\n```python\n"
-            "import timm, torch\nfrom PIL import Image\n\n"
-            'net = timm.create_model("local-dir:.", pretrained=True).eval()\n'
-            "prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(net))\n"
-            'image = Image.open("image.jpg").convert("RGB")\n'
-            "with torch.inference_mode():\n    logits = net(prepare(image)[None])\n"
-            + ('print(net.pretrained_cfg["label_names"][logits[0].argmax()])\n```' if about["names"] else "```")
-        )
     if ONNX in agreements:
         yield f"With ONNX Runtime:\n\n```python\n{_by_onnx(about)}\n```"
     if TENSORS in agreements:
@@ -185,42 +169,17 @@ def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
         }
         if not whole:
             continue
-        drawn, units = _drawn(folder, head.replace("/", "_"), whole)
-        ends = {name: (one.low, one.high) for name, one in drawn.items()}
-        ends |= {name: (own[f"{name}_low"], own[f"{name}_high"]) for name in whole if f"{name}_low" in own}
+        ends = {name: (own[f"{name}_low"], own[f"{name}_high"]) for name in whole if f"{name}_low" in own}
         rows = [["metric", "value", "95 % interval"]]
         for name, value in whole.items():
             words = numbers([value, *ends.get(name, ())])
             rows.append([name, words[0], " to ".join(words[1:]) or "-"])
         text = block("\n".join(aligned(rows)))
-        drew = f" Intervals: bootstrap (n = {DRAWS:,}) over {units}." if units else ""
         weights = ", EMA weights" if file.stem == "ema" else ""
-        yield f"{code(evaluation)} at step {_step(file):,}{weights}.{drew}\n\n{text}"
+        yield f"{code(evaluation)} at step {_step(file):,}{weights}.\n\n{text}"
         seen = True
     if not seen:
         yield "None: these weights were not evaluated."
-
-
-def _drawn(folder: RunFolder, word: str, scores: Mapping[str, float]) -> tuple[dict[str, Interval], str]:
-    """Compute bootstrap intervals of metrics from saved rows; return also what was resampled.
-
-    Empty where the store is unavailable or has no rows of the same weights: a card does not need them.
-    """
-    asked = {name: value for name, value in scores.items() if metric_table.is_score(name)}
-    try:
-        client = _client(folder)
-    except UserError:
-        return {}, ""
-    for when in ("best", "final") if client is not None else ():
-        rows = saved_rows.read(client, folder.info().run_id, f"{word}_{when}")
-        found, units = saved_rows.intervals(rows[0], asked) if rows else ({}, "")
-        if found:  # rows of another step give other values
-            return found, units
-    return {}, ""
-
-
-def _client(folder: RunFolder) -> Any:  # an MlflowClient
-    return Store.locate().client() if folder.info().run_id else None
 
 
 def _step(file: Path) -> int:

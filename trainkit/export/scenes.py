@@ -22,7 +22,7 @@ from trainkit.data.scenes.splits import WholeScenes
 from trainkit.errors import UserError
 from trainkit.export import files
 from trainkit.export.agreement import CLOSE, LEAST_SAME, Exportable, Exporter, OnnxForm
-from trainkit.export.files import Format, Outputs
+from trainkit.export.files import Outputs
 from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo
@@ -34,14 +34,11 @@ def exporter(recipe: Recipe) -> Exporter | None:
     return Exporter(exportable, rebuilt) if isinstance(recipe.task, interfaces.Exportable) else None
 
 
-def exportable(
-    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int
-) -> Exportable:
+def exportable(recipe: Recipe, meta: DatasetInfo, weights: Path, pictures: int) -> Exportable:
     """Load the network of a run of `segment2d`, and `pictures` images to check it on.
 
-    Raises UserError for formats that it does not support, and if its output differs from that of the evaluation.
+    Raises UserError if its output differs from that of the evaluation.
     """
-    files.refuse_hub_folder(formats, run, "for semantic segmentation, which timm does not have")
     net, data = load_network(recipe, meta, weights), cast(Scenes, recipe.data)
     refined = getattr(net, "point_head", None) is not None
     deployed, split = _deployed(recipe, net), cast(WholeScenes, files.scored_split(recipe))

@@ -19,7 +19,6 @@ from trainkit.config.schema import Recipe
 from trainkit.data.volumes.preprocess import PERCENTILES, PLANES
 from trainkit.export import files
 from trainkit.export.agreement import Exportable, Exporter, batch_forms, rows
-from trainkit.export.files import Format
 from trainkit.files import Json
 from trainkit.inference.trained_model import load_network
 from trainkit.interfaces import DatasetInfo, LabelsVolumes, Split
@@ -43,14 +42,8 @@ def exporter(recipe: Recipe) -> Exporter | None:
     return Exporter(exportable, rebuilt) if isinstance(recipe.task, LabelsVolumes) else None
 
 
-def exportable(
-    recipe: Recipe, meta: DatasetInfo, run: str, weights: Path, formats: Sequence[Format], pictures: int
-) -> Exportable:
-    """Load the network of a run of `segment3d`, and patches of `pictures` volumes to check it on.
-
-    Raises UserError for formats that it does not support.
-    """
-    files.refuse_hub_folder(formats, run, "for volumes, which timm does not have")
+def exportable(recipe: Recipe, meta: DatasetInfo, weights: Path, pictures: int) -> Exportable:
+    """Load the network of a run of `segment3d`, and patches of `pictures` volumes to check it on."""
     net = load_network(recipe, meta, weights)
     deployed = Deployed(net)
     split = files.scored_split(recipe)

@@ -11,7 +11,7 @@ def exporter(recipe):
     return Exporter(exportable, rebuilt)
 
 
-def exportable(recipe, meta, run, weights, formats, pictures):
+def exportable(recipe, meta, weights, pictures):
     net = load_network(recipe, meta, weights)
     split = files.scored_split(recipe)
     chosen = files.spread(split.size, pictures)
