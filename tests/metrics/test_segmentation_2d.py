@@ -16,7 +16,7 @@ from sklearn.metrics import confusion_matrix
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Scenes
 from trainkit.interfaces import IGNORED
-from trainkit.metrics import score, segmentation_2d, significance
+from trainkit.metrics import score, significance
 from trainkit.metrics.boundary_f_score import boundary_counts
 from trainkit.metrics.segmentation_2d import pixel_counts, score_scenes, thumbnail_maps
 from trainkit.tracking.tracker import METRIC_NAME, _write_table
@@ -221,29 +221,6 @@ def test_tables_and_rows_can_be_kept(tmp_path: Path):
         assert rows["pixel_accuracy"][b] == pytest.approx(sum(t == p for t, p in alone) / len(alone))
         assert rows["actual"][b] == [sum(t == k for t, _ in alone) for k in range(4)]
         assert rows["predicted"][b] == [sum(p == k for _, p in alone) for k in range(4)]
-
-
-def test_the_most_frequent_mistakes_are_listed_and_the_others_counted(tmp_path: Path, monkeypatch):
-    predicted, mask = maps(3, 4)
-    told = pairs(predicted, mask)
-    wrong = {(t, p): told.count((t, p)) for t in range(4) for p in range(4) if t != p}
-    monkeypatch.setattr(segmentation_2d, "LISTED", 5)
-    table = score_scenes(gathered(predicted, mask, 4), protocol(3)).tables["confusions"]
-    assert table["pixels"][:5] == sorted(wrong.values(), reverse=True)[:5]
-    for row in range(5):
-        cell = NAMES.index(table["class"][row]), NAMES.index(table["taken_for"][row])
-        assert table["pixels"][row] == wrong[cell]
-        assert table["share_of_class"][row] == pytest.approx(wrong[cell] / sum(t == cell[0] for t, _ in told))
-        assert table["share_of_mistakes"][row] == pytest.approx(wrong[cell] / sum(wrong.values()))
-    assert table["class"][5] == "all others" and sum(table["pixels"]) == sum(wrong.values())
-    assert sum(table["share_of_mistakes"]) == pytest.approx(1)
-    _write_table(tmp_path / "confusions.csv", table)
-    perfect = score_scenes(gathered(mask.long().clamp_max(3), mask, 4), protocol(3)).tables["confusions"]
-    assert not any(perfect.values())
-    _write_table(tmp_path / "none.csv", perfect)
-
-
-# Maps to be drawn
 
 
 def test_small_maps_hold_the_nearest_pixels_in_the_corner_of_a_square():

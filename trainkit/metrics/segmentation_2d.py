@@ -30,8 +30,6 @@ WHOLE = 45
 """Number of classes up to which each image keeps its confusion matrix: 2,025 numbers."""
 SIDE = 320
 """Longer side in pixels of a map that is kept for figures."""
-LISTED = 20
-"""Rows of the table of confusions."""
 
 
 def pixel_counts(predicted: Tensor, mask: Tensor, classes: int) -> Rows:
@@ -85,7 +83,7 @@ def score_scenes(
     images in which the class has a boundary, in truth or prediction), miou_low and miou_high, between which lie
     95 % of the bootstrap's, fwiou (IoU of each class weighted by its pixels in the truth), images (how many have
     a label), iou.CLASS and boundary_f.CLASS. Table `per_class`; rows one an image; of up to 45 classes the confusion
-    matrix, and the table `confusions` of the most frequent mistakes.
+    matrix.
 
     Of kind `overlays` the images `scenes`, and no metrics but miou, pixel_accuracy, boundary_f and images. `split`
     is then asked for its images.
@@ -121,7 +119,6 @@ def score_scenes(
         classes = len(protocol.names)
         matrix = _rounded(rows["confusion"]).sum(0).reshape(classes, classes)
         curves["confusion"] = {"counts": matrix, "names": protocol.names}
-        tables["confusions"] = _mistakes(matrix, protocol)
     if protocol.kind == "scores":
         return Scores(metrics, columns, curves, tables=tables)
     if not isinstance(split, ImageSplit):
@@ -224,25 +221,6 @@ def resampled(rows: Mapping[str, np.ndarray], times: np.ndarray) -> dict[str, np
         metrics["boundary_f."] = significance.mean(rows["boundary"], times)
         metrics["boundary_f"] = significance.nan_mean(metrics["boundary_f."])
     return metrics
-
-
-def _mistakes(counts: np.ndarray, protocol: Scenes) -> Columns:
-    """The most frequent errors of a confusion matrix, and a last row of all others."""
-    wrong = counts - np.diag(counts.diagonal())
-    order = np.argsort(-wrong, axis=None, kind="stable")[:LISTED]
-    truth, prediction = np.unravel_index(order[wrong.ravel()[order] > 0], wrong.shape)
-    pixels = wrong[truth, prediction]
-    table = {
-        "class": [protocol.names[k] for k in truth],
-        "taken_for": [protocol.names[k] for k in prediction],
-        "pixels": pixels.tolist(),
-        "share_of_class": _share(pixels, counts.sum(1)[truth]).tolist(),
-        "share_of_mistakes": _share(pixels, wrong.sum()).tolist(),
-    }
-    if rest := int(wrong.sum() - pixels.sum()):
-        for column, value in zip(table.values(), ("all others", "", rest, None, rest / wrong.sum()), strict=True):
-            column.append(value)
-    return table
 
 
 def _scenes(rows: Mapping[str, Tensor], picture: Columns, protocol: Scenes, split: ImageSplit) -> Columns:
