@@ -5,6 +5,7 @@ Rows are written as they are predicted, to a hidden file beside the table that b
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import uuid
@@ -92,84 +93,60 @@ def write(
     `names` are the names of the classes; `said` describes the origin of the numbers. Raises UserError if it cannot be
     written.
     """
-    out, on_progress = asked.out, asked.on_progress
-    schema = _schema(entries.columns([entries.example]), {**said, "classes": list(names)})
-    if out.suffix.lower() == ".csv" and "probabilities" not in schema.names:
-        found = "CSV cannot store embeddings, the only output of this run"
-        raise UserError(str(out), found, "a file .parquet", f"use {out.with_suffix('.parquet')}")
-    seen, rows = 0, 0
-    held: list[Columns] = []
-    damaged: list[str] = []
-    table = _Table(out, schema, names)
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    out, progress, flat = asked.out, asked.on_progress or (lambda done, total: None), asked.out.suffix.lower() == ".csv"
+
+    def table(read: Sequence[Seen]) -> pa.Table:
+        columns = entries.columns(read)
+        return _arrow(_flat(columns, names, out) if flat else columns)
+
+    origin = {_METADATA: json.dumps({**said, "classes": list(names)}).encode()}
+    schema = table([entries.example]).schema.with_metadata(origin)
+    aside = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
+    with _writable(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        parquet_file = functools.partial(parquet.ParquetWriter, compression="zstd", write_page_checksum=True)
+        file = (csv.CSVWriter if flat else parquet_file)(aside, schema)
+    seen, rows, held, damaged = 0, 0, list[pa.Table](), list[str]()
     try:
         with ThreadPoolExecutor(threads()) as pool:
             for batch in _prefetched(entries.items(), entries.read, pool):
-                if on_progress:
-                    on_progress(seen, entries.total)
+                progress(seen, entries.total)
                 read = [one for one in batch if not isinstance(one, UserError)]
                 damaged += [str(one) for one in batch if isinstance(one, UserError)]
-                if read:
-                    held.append(entries.columns(read))
+                held += [table(read)] if read else []
                 seen, rows = seen + len(batch), rows + len(read)
                 if held and (seen % ROWS == 0 or seen == entries.total):
-                    table.write(_arrow(held, schema))
+                    with _writable(out):
+                        file.write_table(pa.concat_tables(held).combine_chunks().cast(schema))
                     held = []
         if seen != entries.total:
             found = f"{seen} of {entries.total} entries were read: the source changed meanwhile"
             raise UserError(str(out), found, remedy="run the command again")
-        if rows:
-            table.finish()
+        with _writable(out):
+            file.close()
+            if rows:
+                sync_file(aside)
+                if out.exists():
+                    raise UserError(str(out), "was created by another process meanwhile", remedy="name another file")
+                os.replace(aside, out)
     finally:
-        table.discard()
-    if on_progress:
-        on_progress(seen, entries.total)
+        file.close()
+        aside.unlink(missing_ok=True)
+    progress(seen, entries.total)
     known = tuple(names) if "class" in schema.names else ()
-    written = (out,) if rows else ()
-    return Predicted(written, tuple(damaged), tuple(notes), known, weights, rows, table.columns)
+    return Predicted((out,) if rows else (), tuple(damaged), tuple(notes), known, weights, rows, tuple(schema.names))
 
 
-class _Table:
-    """A table that is being written beside `out`; `columns` are the names of its columns."""
-
-    def __init__(self, out: Path, schema: pa.Schema, names: Sequence[str]):
-        from pyarrow import csv, parquet
-
-        self._out, self._aside = out, out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.part")
-        self._flat = _flat_schema(schema, names) if out.suffix.lower() == ".csv" else None
-        self.columns = tuple((self._flat or schema).names)
-        with self._writable():
-            out.parent.mkdir(parents=True, exist_ok=True)
-            if self._flat is not None:
-                self._file = csv.CSVWriter(self._aside, self._flat)
-            else:
-                self._file = parquet.ParquetWriter(self._aside, schema, compression="zstd", write_page_checksum=True)
-
-    def write(self, table: pa.Table) -> None:
-        """Append rows. Raises UserError."""
-        with self._writable():
-            self._file.write_table(table if self._flat is None else _flat(table, self._flat))
-
-    def finish(self) -> None:
-        """Put the table in its place. Raises UserError if there is a file by now."""
-        with self._writable():
-            self._file.close()
-            sync_file(self._aside)
-            if self._out.exists():
-                raise UserError(str(self._out), "was created by another process meanwhile", remedy="name another file")
-            os.replace(self._aside, self._out)
-
-    def discard(self) -> None:
-        """Remove what is not in its place."""
-        self._file.close()
-        self._aside.unlink(missing_ok=True)
-
-    @contextmanager
-    def _writable(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            found = f"cannot be written ({error.strerror or error})"
-            raise UserError(str(self._out), found, remedy="check permissions and free space") from None
+@contextmanager
+def _writable(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        found = f"cannot be written ({error.strerror or error})"
+        raise UserError(str(out), found, remedy="check permissions and free space") from None
 
 
 def _prefetched(
@@ -195,48 +172,28 @@ def _prefetched(
         waiting = coming
 
 
-def _schema(like: Columns, said: Mapping[str, Any]) -> pa.Schema:
-    """Derive the schema: texts, float32, int64, and vectors of one length."""
+def _arrow(columns: Columns) -> pa.Table:
+    """Make a table of columns: texts, float32, int64, and vectors of one length."""
     import pyarrow as pa
 
-    fields = []
-    for name, column in like.items():
-        array = np.asarray(column)
-        kind = {"f": pa.float32(), "i": pa.int64()}.get(array.dtype.kind, pa.string())
-        fields.append((name, pa.list_(kind, array.shape[1]) if array.ndim == 2 else kind))
-    return pa.schema(fields, metadata={_METADATA: json.dumps(said).encode()})
+    arrays = {}
+    for name, column in columns.items():
+        values = np.asarray(column)
+        if values.ndim == 2:
+            flat = pa.array(values.astype(np.float32).reshape(-1))
+            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+        elif values.dtype.kind in "fi":
+            arrays[name] = pa.array(values.astype(np.float32 if values.dtype.kind == "f" else np.int64))
+        else:  # file names may have bytes that are not UTF-8
+            texts = [str(value).encode(errors="backslashreplace").decode() for value in values.tolist()]
+            arrays[name] = pa.array(texts, pa.string())
+    return pa.table(arrays)
 
 
-def _arrow(held: Sequence[Columns], schema: pa.Schema) -> pa.Table:
-    """Join the columns of batches to rows of a table."""
-    import pyarrow as pa
-
-    arrays = []
-    for field in schema:
-        if pa.types.is_fixed_size_list(field.type):
-            flat = np.concatenate([np.asarray(columns[field.name], np.float32).reshape(-1) for columns in held])
-            arrays.append(
-                pa.FixedSizeListArray.from_arrays(pa.array(flat, field.type.value_type), field.type.list_size)
-            )
-        else:
-            values = [value for columns in held for value in np.asarray(columns[field.name]).tolist()]
-            if field.type == pa.string():  # file names may have bytes that are not UTF-8
-                values = [str(value).encode(errors="backslashreplace").decode() for value in values]
-            arrays.append(pa.array(values, field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _flat_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+def _flat(columns: Columns, names: Sequence[str], out: Path) -> Columns:
     """Return the columns of a CSV: texts and numbers, and `p.NAME` with the probability of each class; no vectors."""
-    import pyarrow as pa
-
-    plain = [field for field in schema if not pa.types.is_fixed_size_list(field.type)]
-    return pa.schema([*plain, *(pa.field(f"p.{name}", pa.float32()) for name in names)])
-
-
-def _flat(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    plain = [table[name] for name in schema.names if name in table.column_names]
-    every = np.stack(table["probabilities"].to_pylist()).astype(np.float32)
-    return pa.Table.from_arrays([*plain, *map(pa.array, every.T)], schema=schema)
+    if "probabilities" not in columns:
+        found = "CSV cannot store embeddings, the only output of this run"
+        raise UserError(str(out), found, "a file .parquet", f"use {out.with_suffix('.parquet')}")
+    plain = {name: column for name, column in columns.items() if np.ndim(column) == 1}
+    return plain | {f"p.{name}": columns["probabilities"][:, k] for k, name in enumerate(names)}
