@@ -32,7 +32,6 @@ EXAMPLES = {
     "sync": "trainkit sync",
     "relocate": "trainkit relocate --from /old/mlruns",
     "data import": "trainkit data import faces.parquet packed_faces --image-size 112",
-    "data info": "trainkit data info packed_faces",
     "data verify": "trainkit data verify packed_faces --against packed_test",
     "data check": "trainkit data check convnext --json report.json",
 }

@@ -104,7 +104,6 @@ def test_the_data_commands_lead_from_an_import_to_a_recipe(asked):
             Image.fromarray(pixels).save(f"people/{name}/{number}.png")
     lines = {
         "import people set --image-size 16": "trainkit data verify set",
-        "info set": "trainkit data verify set",
         "verify set": "trainkit cp RECIPE mine.yaml --data set",
     }
     for line, following in lines.items():

@@ -22,9 +22,8 @@ from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
 
 PACKAGES = {
-    "open": "trainkit.data", "holds": "trainkit.data", "import_": "trainkit.data", "info": "trainkit.data",
-    "verify": "trainkit.data", "configure": "trainkit.autoconfig", "predict": "trainkit.inference",
-    "predictor": "trainkit.inference", "export": "trainkit.export",
+    "open": "trainkit.data", "holds": "trainkit.data", "verify": "trainkit.data", "configure": "trainkit.autoconfig",
+    "predict": "trainkit.inference", "predictor": "trainkit.inference", "export": "trainkit.export",
 }  # fmt: skip
 
 RECIPE = """name: tiles
@@ -54,8 +53,6 @@ def test_functions_take_what_they_are_called_with():
         for verb, count in called.items():
             if found := kinds.function(kind, verb):
                 inspect.signature(found).bind(*range(count))
-        if found := kinds.function(kind, "info"):
-            inspect.signature(found).bind("path")
         if found := kinds.function(kind, "verify"):
             inspect.signature(found).bind("path", against=(), on_progress=None)
 
@@ -122,10 +119,7 @@ def test_the_kind_of_a_plug_in_is_trained_predicted_and_exported(tiles):
     assert about["names"][2] == "corner2" and about["checked"]["model.safetensors"]["same"] == 1
 
 
-def test_the_kind_of_a_plug_in_is_described_and_verified(tiles):
-    assert (
-        ask("data", "info", tiles / "test").partition("Next: ")[0] == "32 tiles of corner0, corner1, corner2, corner3\n"
-    )
+def test_the_kind_of_a_plug_in_is_verified(tiles):
     assert "0 problems" in ask("data", "verify", tiles / "test")
     np.save(tiles / "test" / "corner0" / "0.npy", np.zeros((1, 8, 8), np.float32))
     assert "0.npy: (1, 8, 8)" in ask("data", "verify", tiles / "test", code=2)

@@ -266,13 +266,9 @@ def test_pictures_of_any_kind_are_imported_by_the_command(tmp_path, monkeypatch)
     ocec(tmp_path / "ocec.parquet")
     said = ask("import", "ocec.parquet#val", "val", "--size", "32x64", "--fit", "stretch", "--group", r"(video\d)/")
     assert "val: 2 images of 2 classes and 2 groups, decoded, from parquet" in said
-    facts = ask("info", "val")
-    assert "image_size     32 x 64\n" in facts and "groups         2\n" in facts
-    assert "made_from      parquet ocec.parquet#val\n" in facts
     assert "val: 0 problems" in ask("verify", "val")
     said = ask("import", "ocec.parquet", "own", "--size", "own")
     assert "3 images of 2 classes, encoded" in said
-    assert "image_size     their own sizes\n" in ask("info", "own")
     assert Packed(tmp_path / "val").size == (32, 64) and Packed(tmp_path / "own").size is None
 
 

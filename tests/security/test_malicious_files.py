@@ -463,7 +463,7 @@ def test_no_payload_runs_in_the_words_of_a_command(hostile_files, tmp_path, monk
         for words in (
             ["data", "import", path, "out"], ["data", "import", "x.bin", "out", "--evaluation"],
             ["data", "import", path, "out", "--size", "own"],
-            ["data", "info", path], ["data", "verify", path], ["show", path], ["check", path], ["run", path],
+            ["data", "verify", path], ["show", path], ["check", path], ["run", path],
             ["download", path], ["predict", "x", path, "out"], ["export", path, "out"], ["compare", path, path],
             ["run", "adadistill", "data.train=x.bin"], ["data", "check", "adadistill", f"data.train={path}"],
             ["run", "adadistill", "--score", path, f"data.train={path}", "data.evaluate={a: x.bin}"],

@@ -1,12 +1,12 @@
-"""Import, describe, verify, check and export data sets."""
+"""Import, verify and check data sets."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
@@ -23,13 +23,10 @@ from trainkit.cli.options import (
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.terminal import bar
 
-if TYPE_CHECKING:
-    from trainkit.data.kinds import Kind, Verb
-
 
 @click.group()
 def data() -> None:
-    """Import, describe, verify and check data sets.
+    """Import, verify and check data sets.
 
     Help for one command: trainkit data COMMAND --help
     """
@@ -74,7 +71,7 @@ def import_(source: Path, out: Path, damaged: Literal["fail", "skip"], damaged_m
     from trainkit.data import import_images, kinds
 
     size, image_size, resize = _size(given["size"]), given["image_size"], given["resize"] or "no"
-    if _function(kinds.KINDS["volumes"], "holds")(source):
+    if kinds.at(source).name == "volumes":
         remedy = "name it in a recipe, which prepares it: trainkit cp hippocampus mine.yaml --data FOLDER"
         raise UserError(str(source), "holds volumes (NIfTI)", "images", remedy)
     image_size = 112 if image_size is None else image_size
@@ -83,12 +80,12 @@ def import_(source: Path, out: Path, damaged: Literal["fail", "skip"], damaged_m
         how["columns"] = read_columns(given["columns"], ("image", "label", "split", "name", "group"))
         if given["size"] is not None:
             how |= {"fit": given["fit"] or "crop", "group": given["group"]}
-            report = _function(kinds.KINDS["images"], "import_")(source, out, size=size, **how)
+            report = import_images.import_pictures(source, out, size=size, **how)
         elif given["evaluation"]:
             report = import_images.import_evaluation(source, out, image_size=image_size, resize=resize, **how)
         else:
             how |= {"resize": resize}
-            report = _function(kinds.KINDS["faces"], "import_")(source, out, image_size=image_size, **how)
+            report = import_images.import_faces(source, out, image_size=image_size, **how)
     what = "classes" if given["size"] is not None else "people"
     groups = f" and {report.groups} groups" if report.groups and what == "classes" else ""
     echo(f"{report.out}: {report.rows} images of {report.classes} {what}{groups}, {report.store}, from {report.kind}")
@@ -148,59 +145,6 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 @data.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--names", metavar="A,B,...", help="Masks: names of the values 0, 1, ..., if the data has none.")
-@plugins_option
-def info(path: Path, names: str | None, plugins: tuple[str, ...]) -> None:
-    """Describe the data at PATH: sizes, classes, counts.
-
-    PATH is a packed data set, a folder of NIfTI files (their headers are read), a set of people, images with masks (a
-    list or a folder), for which the share of pixels of each class is reported too.
-
-    Example: trainkit data info photos-packed
-    """
-    kind = _kind_at(path, plugins)
-    describe, given = _function(kind, "info"), {"names": _label_names(names), "plugins": plugins}
-    options = _taken(describe, given, {"names": "images with masks"})
-    if "on_progress" in inspect.signature(describe).parameters:
-        with bar("reading", kind.sample) as on_progress:
-            lines = describe(path, on_progress=on_progress, **options)
-    else:
-        lines = describe(path, **options)
-    for line in lines:
-        echo(line)
-    next_step("data", "verify", path, why="read every byte and find damage")
-
-
-def _kind_at(path: Path, plugins: tuple[str, ...]) -> Kind:
-    """Return the kind of the set at a path, those of plug-ins among them."""
-    from trainkit.config import loader, schema
-    from trainkit.data import kinds
-
-    loader.with_plugins(schema.TABLES, plugins)
-    return kinds.at(path)
-
-
-def _function(kind: Kind, verb: Verb) -> Callable[..., Any]:
-    """Import the function of a kind. Raises UserError where it has none."""
-    from trainkit.data import kinds
-
-    if (found := kinds.function(kind, verb)) is None:
-        able = ", ".join(row.name for row in kinds.KINDS.values() if kinds.function(row, verb))
-        raise UserError(f"data {kind.name}", f"has no `{verb.strip('_')}`", f"one of {able}")
-    return found
-
-
-def _taken(function: Callable[..., Any], given: Mapping[str, Any], only: Mapping[str, str]) -> dict[str, Any]:
-    """Choose the options that a function has as parameters. Raises UsageError for others in `only` that were given."""
-    takes = inspect.signature(function).parameters
-    for name, kind in only.items():
-        if given[name] is not None and name not in takes:
-            raise click.UsageError(f"--{name} is for {kind}")
-    return {name: value for name, value in given.items() if name in takes}
-
-
-@data.command()
-@click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--against",
     multiple=True,
@@ -217,9 +161,19 @@ def verify(path: Path, against: tuple[Path, ...], names: str | None, plugins: tu
 
     Example: trainkit data verify photos-packed --against test-packed
     """
-    kind = _kind_at(path, plugins)
-    read = _function(kind, "verify")
-    options = _taken(read, {"names": _label_names(names), "plugins": plugins}, {"names": "NIfTI files and for masks"})
+    from trainkit.config import loader, schema
+    from trainkit.data import kinds
+
+    loader.with_plugins(schema.TABLES, plugins)
+    kind = kinds.at(path)
+    if (read := kinds.function(kind, "verify")) is None:
+        able = ", ".join(row.name for row in kinds.KINDS.values() if row.verify)
+        raise UserError(f"data {kind.name}", "has no `verify`", f"one of {able}")
+    given = {"names": _label_names(names), "plugins": plugins}
+    takes = inspect.signature(read).parameters
+    if names is not None and "names" not in takes:
+        raise click.UsageError("--names is for NIfTI files and for masks")
+    options = {name: value for name, value in given.items() if name in takes}
     with bar("verifying", kind.sample) as on_progress:
         found = read(path, against=against, on_progress=on_progress, **options)
     for line in found:

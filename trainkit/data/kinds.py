@@ -1,4 +1,4 @@
-"""List the kinds of data and, for each, the functions that import, verify, configure, predict and export it.
+"""List the kinds of data and, for each, the functions that verify, configure, predict and export it.
 
 A function is named by `package.module:name` and imported when it is first needed, so that a table in the data layer
 can name functions of layers above. A plug-in adds a row by `add`; see docs/how-to/extend.md.
@@ -15,8 +15,8 @@ from typing import Any, Literal
 from trainkit.config.schema import TABLES
 from trainkit.errors import UserError
 
-Verb = Literal["open", "holds", "import_", "info", "verify", "configure", "predict", "predictor", "export"]
-VERBS: tuple[Verb, ...] = ("open", "holds", "import_", "info", "verify", "configure", "predict", "predictor", "export")
+Verb = Literal["open", "holds", "verify", "configure", "predict", "predictor", "export"]
+VERBS: tuple[Verb, ...] = ("open", "holds", "verify", "configure", "predict", "predictor", "export")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,10 @@ class Kind:
     """Class of the block `data` of a recipe, whose method `open` opens the data."""
     holds: str | None = None
     """`(path) -> bool`: True where the set at a path of the command line is of this kind."""
-    import_: str | None = None
-    """`(source, out, **options) -> report`: convert a set to the packed form."""
-    info: str | None = None
-    """`(path, ...) -> list[str]`: describe a set in lines."""
     verify: str | None = None
     """`(path, *, against, on_progress, ...) -> list[str]`: say what is damaged, and after `warning: ` odd.
 
-    Of `names` and `plugins`, `info` and `verify` get those that they have as parameters.
+    Of `names` and `plugins` it gets those that it has as parameters.
     """
     configure: str | None = None
     """`(fitted, recipe, data) -> None`: fit a recipe to other data, for `trainkit cp --data`; see `autoconfig.fit`."""
@@ -54,7 +50,6 @@ def _built_in(name: str, *, inference: str, verifying: str, export: str, **more:
     return Kind(
         name=name,
         open=TABLES["data"][name],
-        info=f"trainkit.data.{verifying}:described",
         verify=f"trainkit.data.{verifying}:verify",
         configure=f"trainkit.autoconfig.{name}:{name}",
         predict=f"trainkit.inference.{inference}:predict",
@@ -68,8 +63,8 @@ _IMAGES = {"inference": "images", "verifying": "verify_images", "export": "image
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        _built_in("images", **_IMAGES, import_="trainkit.data.import_images:import_pictures"),
-        _built_in("faces", **_IMAGES, import_="trainkit.data.import_images:import_faces"),
+        _built_in("images", **_IMAGES),
+        _built_in("faces", **_IMAGES),
         _built_in(
             "volumes",
             inference="volumes",

@@ -132,8 +132,3 @@ def sentences(own: Sequence[Examined], others: Sequence[Examined], *, each_other
 def shared(seen: Examined, other: Examined) -> list[str]:
     """Return sentences about what of a set is in another one too: subjects by name, items by content."""
     return [f"{seen.where}: {leak.said}" for leak in leaks(other.held, seen.held, other.where)]
-
-
-def fact_lines(facts: Mapping[str, object], indent: str = "") -> list[str]:
-    """Write facts about a set in aligned lines."""
-    return [f"{indent}{key:14} {value}" for key, value in facts.items()]

@@ -1,4 +1,4 @@
-"""Describe and verify packed sets of images, of faces as well: every row is compared with what was written."""
+"""Verify packed sets of images, of faces as well: every row is compared with what was written."""
 
 from __future__ import annotations
 
@@ -10,42 +10,9 @@ import numpy as np
 
 from trainkit.data import leakage, verification
 from trainkit.data.cache import Progress
-from trainkit.data.storage import image_store
 from trainkit.data.storage.image_store import Packed
 from trainkit.data.verification import Examined, Step
 from trainkit.errors import FEW, UserError, few
-from trainkit.files import Json
-
-
-def info(path: Path | str) -> dict[str, Json]:
-    """Describe a packed set: numbers, digest, and how many images its classes have."""
-    data = Packed(path)
-    facts: dict[str, Json] = {
-        "path": str(data.path),
-        "made_from": data.manifest.get("made_from", ""),
-        "images": len(data),
-        "classes": data.classes,
-        "image_size": data.size[0] if data.size and data.size[0] == data.size[1] else image_store.describe(data.size),
-        "store": data.store,
-        "bytes": data.bytes,
-        "digest": data.digest,
-    }
-    if data.classes:
-        counts = np.bincount(data.labels, minlength=data.classes)
-        spread = int(counts.min()), float(np.median(counts)), int(counts.max())
-        facts["images_per_class"] = dict(zip(("least", "median", "most"), spread, strict=True))
-    if data.groups is not None:
-        facts["groups"] = len(data.group_names)
-    protocol = data.protocol()
-    if protocol is not None:
-        facts["protocol"] = type(protocol).__name__
-        facts["trials"] = len(protocol)
-    return facts
-
-
-def described(path: Path | str) -> list[str]:
-    """Write the properties of a packed set in lines."""
-    return verification.fact_lines(info(path))
 
 
 def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
@@ -99,10 +66,3 @@ def oddities(data: Packed) -> list[str]:
             listing = few((f"{data.text('id', a)} = {data.text('id', b)}" for a, b in first.tolist()), of=count)
             notes.append(f"{count} images are in two classes: {listing}")
     return notes
-
-
-def sizes(shapes: np.ndarray) -> str:
-    """Describe heights and widths (n, 2), of which there is one at least: the one that all have, or how they spread."""
-    ordered = shapes[np.argsort(shapes.prod(1), kind="stable")].tolist()
-    least, middle, most = (image_store.describe(tuple(ordered[i])) for i in (0, len(ordered) // 2, -1))
-    return least if (shapes == shapes[0]).all() else f"smallest {least}, median {middle}, largest {most}"

@@ -164,20 +164,6 @@ def test_values_count_as_classes_where_nothing_names_them(root):
         opened(root, names=None)
 
 
-def test_a_set_is_described_by_its_pixels(root):
-    lines = verify.described(root, names=NAMES)
-    text = "\n".join(lines)
-    assert lines[0] == f"{root}#train" and f"\n\n{root}#val\n" in text
-    drawn = np.stack([mask(root, f"p{n:03d}") for n in range(6)])
-    share = (drawn == 2).sum() / (drawn != 255).sum()
-    times = (drawn == 2).any((1, 2)).sum()
-    assert f"  {NAMES[2]:14} {share:.2%} of the labelled pixels, in {times} images" in lines
-    assert f"without class  {(drawn == 255).mean():.2%} of the pixels" in text and "size           24 x 32" in text
-    assert ask("data", "info", root, "--names", ",".join(NAMES)).partition("Next: ")[0] == text + "\n"
-    (root / "trainannot/p005.png").write_bytes(b"nothing")
-    assert "warning: 1 of 6 masks cannot be read" in "\n".join(verify.described(root, names=NAMES))
-
-
 def test_commands_say_how_many_and_end_with_2(root, tmp_path):
     assert f"{root}: 0 problems, 2 to look at" in ask("data", "verify", root)
     put_mask(root, "p002", np.full(scene_sets.SIZE, 200))

@@ -109,9 +109,7 @@ def test_pictures_of_any_shape_are_kept(tmp_path, store):
         assert (data.picture(row) == images[row].transpose(1, 2, 0)).all() and data.picture(row).flags.c_contiguous
     with pytest.raises(ValueError, match="4 x 6, not squares"):
         _ = data.image_size
-    assert (
-        verify_images.info(tmp_path / "set")["image_size"] == "4 x 6" and verify_images.verify(tmp_path / "set") == []
-    )
+    assert verify_images.verify(tmp_path / "set") == []
 
 
 def own_sizes(tmp_path: Path) -> Path:
@@ -141,7 +139,6 @@ def test_pictures_may_keep_their_own_sizes(tmp_path):
         with pytest.raises(ValueError, match="row"):
             data.picture(row)
     assert len(set(data.contents().tolist())) == 4
-    assert verify_images.info(tmp_path / "set")["image_size"] == "their own sizes"
     again = import_images.import_pictures(tmp_path / "set", tmp_path / "small", size=(4, 4), fit="crop")
     direct = import_images.import_pictures(root, tmp_path / "direct", size=(4, 4), fit="crop")
     assert again.digest == direct.digest
@@ -161,7 +158,6 @@ def test_groups_are_kept_and_travel_to_workers(tmp_path):
     for one in (data, pickle.loads(pickle.dumps(data))):
         assert one.group_names == ("0", "1", "2", "3") and one.groups.tolist() == [0, 1, 2, 3] * 3
         assert one.groups.dtype == np.int64
-    assert verify_images.info(data.path)["groups"] == 4
     import_images.import_pictures(tmp_path / "people", tmp_path / "plain", size=(8, 8))
     assert Packed(tmp_path / "plain").digest != data.digest, "groups are part of what a set is"
 

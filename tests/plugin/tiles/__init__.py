@@ -9,7 +9,6 @@ kinds.add(
         name="tiles",
         open="tiles.dataset:Tiles",
         holds="tiles.dataset:holds",
-        info="tiles.dataset:lines",
         verify="tiles.dataset:verify",
         configure="tiles.configure:configure",
         predict="tiles.predict:predict",

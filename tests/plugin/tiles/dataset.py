@@ -1,4 +1,4 @@
-"""Read, describe and verify sets of tiles: <class>/<tile>.npy, float32 (3, 8, 8) each."""
+"""Read and verify sets of tiles: <class>/<tile>.npy, float32 (3, 8, 8) each."""
 
 from __future__ import annotations
 
@@ -50,11 +50,6 @@ class TileSplit(toy.ToySplit):
 
 def holds(path):
     return any(Path(path).glob("*/*.npy"))
-
-
-def lines(path, *, names=None):
-    files, classes = found(path)
-    return [f"{len(files)} tiles of {', '.join(names or sorted(set(classes)))}"]
 
 
 def verify(path, *, against, on_progress):

@@ -1,4 +1,4 @@
-"""Describe and verify sets of people: every image is read, and what a training would leave out is told."""
+"""Verify sets of people: every image is read, and what a training would leave out is told."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from trainkit.data import hub, sources, verification
 from trainkit.data.cache import Progress
 from trainkit.data.formats import image_decode
 from trainkit.data.leakage import Held
-from trainkit.data.people import layouts, searches
+from trainkit.data.people import layouts
 from trainkit.data.people import sources as people_sources
 from trainkit.data.people.index import PeopleIndex, indexed
 from trainkit.data.verification import Examined
-from trainkit.errors import UserError, few, number_of
-from trainkit.interfaces import MODALITIES
+from trainkit.errors import UserError
 
 
 def holds_people(path: Path | str) -> bool:
@@ -30,26 +29,6 @@ def holds_people(path: Path | str) -> bool:
         return False
     index = place if place.is_file() else people_sources.index_in(place)
     return layouts.kind_of(place) is not None if index is None else people_sources.is_index(index)
-
-
-def described(path: Path | str) -> list[str]:
-    """Describe the set at `path` in lines. Raises UserError where it cannot be read."""
-    index = indexed(str(path), "val")
-    counts = np.bincount(index.modality, minlength=len(MODALITIES)).tolist()
-    kinds = ", ".join(f"{name} {count:,}" for name, count in zip(MODALITIES, counts, strict=True) if count)
-    distractors = int((index.person < 0).sum())
-    try:
-        rows, known = np.arange(len(index)), tuple(np.unique(index.modality).tolist())
-        rule = searches.search(index, rows, known, index.where)[1].rule
-    except UserError as error:
-        rule = f"no evaluation set: {error}"
-    return [
-        f"{index.where}: {index.kind}, {len(index):,} records of {number_of(len(index.persons), 'people', 'person')}",
-        f"records: {kinds}" + f"; {distractors:,} are distractors" * bool(distractors),
-        f"cameras: {few(index.cameras) or 'not known'}",
-        rule,
-        *index.left_out,
-    ]
 
 
 def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:

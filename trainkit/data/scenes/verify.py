@@ -1,4 +1,4 @@
-"""Read every image and mask of sets of scenes, name what is damaged or odd, and say what a set is like.
+"""Read every image and mask of sets of scenes, and name what is damaged or odd.
 
 What a training refuses when it starts is named here as well, with everything else that is wrong, and nothing is
 written: `trainkit data verify FOLDER`, or a list. Sets are compared with each other.
@@ -27,7 +27,6 @@ from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.storage import image_store
 from trainkit.data.threads import attempt, each, threads
 from trainkit.data.verification import WARNING, Examined, Step
-from trainkit.data.verify_images import sizes
 from trainkit.errors import UserError, few
 
 _LISTS = frozenset({".txt", ".csv"})
@@ -140,38 +139,6 @@ def verify(
     step = verification.steps(on_progress, sum(len(source) for source, _ in (*sets, *others)))
     own, compared = ([examine(*one, step) for one in some] for some in (sets, others))
     return said + verification.sentences(own, compared)
-
-
-def described(
-    path: Path | str, *, names: Sequence[str] | None = None, on_progress: Progress | None = None
-) -> list[str]:
-    """Describe the set at `path` and its splits in lines: sizes, shares of the classes.
-
-    Masks are read, of images only the headers. Raises UserError where a set cannot be opened.
-    """
-    sets, lost = _sets(path, names)
-    lines: list[str] = []
-    step = verification.steps(on_progress, sum(len(source) for source, _ in sets))
-    for source, labels in sets:
-        seen = examine(source, labels, step, decode=False)
-        total = seen.counts.sum(0)
-        facts = {
-            "kind": source.kind,
-            "images": len(seen.ids),
-            "size": sizes(seen.shapes) if len(seen.shapes) else "none",
-            "classes": len(seen.names),
-            "without class": f"{total[-1] / max(int(total.sum()), 1):.2%} of the pixels",
-        }
-        shares = total[:-1] / max(int(total[:-1].sum()), 1)
-        classes = {
-            name: f"{share:.2%} of the labelled pixels, in {times} images"
-            for name, share, times in zip(seen.names, shares, (seen.counts > 0).sum(0), strict=False)
-        }
-        lines += ["", seen.where] if lines else [seen.where]
-        lines += verification.fact_lines(facts, "  ") + verification.fact_lines(classes, "  ")
-        damage = [text.removeprefix(f"{seen.where}: ").partition("\n")[0].rstrip(":") for text in seen.damage]
-        lines += [f"  {WARNING}{text}; `trainkit data verify` lists them" for text in damage]
-    return lines + [WARNING + text.removeprefix(WARNING) for text in lost]
 
 
 def _sets(path: Path | str, names: Sequence[str] | None) -> tuple[list[tuple[SceneSource, Labels]], list[str]]:

@@ -1,4 +1,4 @@
-"""Description and verification of a set of volumes."""
+"""Verification of a set of volumes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,6 @@ from trainkit.data.volumes.preprocess import Preparation
 from trainkit.data.volumes.sources import Case, VolumeSource
 from trainkit.data.volumes.volume_store import CaseInfo
 from trainkit.errors import UserError, listing
-
-
-def described(path: Path | str) -> list[str]:
-    """Write the properties of a set of volumes in lines."""
-    source = sources.open_volumes(path, labelled=False)
-    facts = {"path": source.where, "made from": source.kind, "cases": len(source.cases)}
-    facts |= {"labelled": sum(case.label is not None for case in source.cases), "left out": len(source.left_out)}
-    facts["labels"] = ", ".join(f"{number} {name}" for number, name in enumerate(source.names or ()))
-    return verification.fact_lines(facts | ({"channels": ", ".join(source.channels)} if source.channels else {}))
 
 
 def verify(
