@@ -139,7 +139,6 @@ def test_runs_and_recipes_are_shown_and_listed_without_torch(store, tmp_path):
         (["show", "nosuch"], "run 'nosuch': not in"),
         (["download", "nosuch.yaml"], "no such file"),
         (["cp", "nosuch.yaml", "x.yaml"], "no such file"),
-        (["data", "verify", "nosuch"], "nosuch: does not exist"),
         (["data", "import", "nosuch", "x"], "nosuch: does not exist"),
         (["check", "adadistill", "optim.lrr=1"], "optim.lrr"),
         (

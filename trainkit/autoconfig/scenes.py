@@ -12,7 +12,7 @@ import io
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -23,16 +23,15 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.autoconfig.pretrained import Weights
 from trainkit.config.schema import Recipe
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import files, verify
+from trainkit.data.scenes import checks, files, mask_store, verify
 from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.dataset import LEAST, Scenes
 from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.scenes.verify import Audit
 from trainkit.data.split import Holdout
-from trainkit.data.threads import each, threads
-from trainkit.errors import UserError, few, number_of
+from trainkit.data.threads import attempt, each, threads
+from trainkit.errors import UserError, few, listing, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.models.segmentation_specs import SMP
 
@@ -63,11 +62,7 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     source = opened(train)
     some = replace(source, scenes=tuple(fit.spread(source.scenes, len(source))))
     labels = source.labels or verify.guessed(some)
-    looked = verify.examine(some, labels, decode=False)
-    if looked.damage:
-        found = looked.damage[0].removeprefix(f"{looked.where}: ")
-        found += "\n" if "\n" in found else ""
-        raise UserError(train, found, remedy=f"`trainkit data verify {train}` lists them all")
+    looked = _look(train, some.scenes, labels)
     fitted.drop(*(f"data.{key}" for key in _LOST))
     count = len(source)
     if not sets:
@@ -93,6 +88,39 @@ def scenes(fitted: Fitted, recipe: Recipe, text: str) -> None:
     _remark(fitted, source, looked, pixels)
 
 
+@dataclass(frozen=True)
+class Looked:
+    """Some of the images of a set and their masks."""
+
+    names: tuple[str, ...]
+    """Of the classes."""
+    shapes: np.ndarray
+    """int64 (n, 2), height and width of each."""
+    counts: np.ndarray
+    """int64 (n, classes + 1), pixels of each class, and last of those without one."""
+
+
+def _look(text: str, some: Sequence[Scene], labels: Labels) -> Looked:
+    """Read headers of images, and their masks. Raises UserError for those that a training would refuse."""
+
+    def read(scene: Scene) -> tuple[tuple[int, int], np.ndarray]:
+        shape = files.header(scene)[0]
+        return shape, mask_store.counted(files.read_classes(scene, labels, shape), len(labels.names))
+
+    every = list(each(attempt(read), some, threads()))
+    remedy = f"`trainkit data verify {text}` lists them all"
+    if bad := [str(one) for one in every if isinstance(one, UserError)]:
+        raise UserError(
+            text, f"{len(bad)} of {len(some)} images or masks cannot be used:{listing(bad)}\n", remedy=remedy
+        )
+    shapes, counts = zip(*(one for one in every if not isinstance(one, UserError)), strict=True)
+    looked = Looked(labels.names, np.asarray(shapes, np.int64), np.asarray(counts, np.int64))
+    there = (looked.counts[:, :-1] > 0).sum(0).tolist()
+    if error := checks.mistake(text, labels.names, there, looked.counts, train=False, numbers=not labels.coloured):
+        raise error
+    return looked
+
+
 def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> Weights | None:
     """Read some images: write their mean and deviation, and choose a pretrained encoder by what they show."""
     means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
@@ -102,16 +130,16 @@ def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[
     return _choose_start(fitted, text, median, int(np.median(colours)))
 
 
-def _remark(fitted: Fitted, source: SceneSource, looked: Audit, pixels: Mapping[str, int]) -> None:
+def _remark(fitted: Fitted, source: SceneSource, looked: Looked, pixels: Mapping[str, int]) -> None:
     """Note what its owner should look at, and say what is absent or left out."""
     if fitted.get("data.augment.flip"):
         fitted.decide("data.augment", "set flip: 0 if left and right are different classes")
     if absent := [name for name, there in pixels.items() if not there]:
-        fitted.seen.append(f"no pixel of {few(absent)} in {len(looked.ids)} sampled masks")
+        fitted.seen.append(f"no pixel of {few(absent)} in {len(looked.shapes)} sampled masks")
     fitted.seen += [f"left out: {sentence}" for sentence in source.left_out]
 
 
-def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Audit) -> None:
+def _from_the_recipe(fitted: Fitted, recipe: Recipe, looked: Looked) -> None:
     """Fit size, crop and scales of the recipe."""
     data = cast(Scenes, recipe.data)
     fitted.drop("task.objective.class_weights")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Mapping
@@ -169,13 +170,14 @@ def verify(path: Path, against: tuple[Path, ...], names: str | None, plugins: tu
     if (read := kinds.function(kind, "verify")) is None:
         able = ", ".join(row.name for row in kinds.KINDS.values() if row.verify)
         raise UserError(f"data {kind.name}", "has no `verify`", f"one of {able}")
-    given = {"names": _label_names(names), "plugins": plugins}
+    given: dict[str, Any] = {"names": _label_names(names), "plugins": plugins}
     takes = inspect.signature(read).parameters
     if names is not None and "names" not in takes:
         raise click.UsageError("--names is for NIfTI files and for masks")
-    options = {name: value for name, value in given.items() if name in takes}
-    with bar("verifying", kind.sample) as on_progress:
-        found = read(path, against=against, on_progress=on_progress, **options)
+    with contextlib.ExitStack() as shown:
+        if "on_progress" in takes:  # what packs a set has a bar of its own
+            given["on_progress"] = shown.enter_context(bar("verifying", kind.sample))
+        found = read(path, against=against, **{name: value for name, value in given.items() if name in takes})
     for line in found:
         echo(line)
     problems = sum(not line.startswith("warning: ") for line in found)

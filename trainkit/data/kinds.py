@@ -29,9 +29,9 @@ class Kind:
     holds: str | None = None
     """`(path) -> bool`: True where the set at a path of the command line is of this kind."""
     verify: str | None = None
-    """`(path, *, against, on_progress, ...) -> list[str]`: say what is damaged, and after `warning: ` odd.
+    """`(path, *, against, ...) -> list[str]`: say what is damaged, and after `warning: ` odd.
 
-    Of `names` and `plugins` it gets those that it has as parameters.
+    Of `names`, `plugins` and `on_progress` it gets those that it has as parameters.
     """
     configure: str | None = None
     """`(fitted, recipe, data) -> None`: fit a recipe to other data, for `trainkit cp --data`; see `autoconfig.fit`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy as np
 from trainkit.data import leakage, verification
 from trainkit.data.cache import Progress
 from trainkit.data.storage.image_store import Packed
-from trainkit.data.verification import Examined, Step
-from trainkit.errors import FEW, UserError, few
+from trainkit.data.verification import Examined
+from trainkit.errors import FEW, few
 
 
 def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress: Progress | None = None) -> list[str]:
@@ -22,30 +21,15 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
     with `warning: `: classes with one image, one image under two classes, images and groups that are also in one
     of the packed sets `against` (of a training set: its evaluations).
     """
-    try:
-        data = Packed(path)
-    except UserError as error:
-        return [str(error)]
-    others = [_known(Packed(other)) for other in against]
-    return verification.sentences([_examine(data, verification.steps(on_progress, len(data)))], others)
 
+    def find(place: Path | str) -> list[Examined]:
+        data = Packed(place)
+        held, damage = leakage.held_in(data, subjects=frozenset(data.group_names)), list[str]()
+        if place == path:
+            damage = [*data.changed(), *verification.damaged(str(place), data.picture, range(len(data)), on_progress)]
+        return [Examined(where=str(data.path), held=held, damage=damage, odd=oddities(data))]
 
-def _examine(data: Packed, step: Step) -> Examined:
-    def check(rows: Sequence[int]) -> None:
-        if data.size is not None:
-            data.fetch(np.asarray(rows))
-        else:
-            for row in rows:
-                data.picture(row)
-
-    known = _known(data)
-    damage = verification.damaged(known.where, "images cannot be read", check, range(len(data)), step)
-    return replace(known, damage=[*data.changed(), *damage], odd=oddities(data))
-
-
-def _known(data: Packed) -> Examined:
-    """Return what a set is compared with others by."""
-    return Examined(where=str(data.path), held=leakage.held_in(data, subjects=frozenset(data.group_names)))
+    return verification.verified(find, path, against)
 
 
 def oddities(data: Packed) -> list[str]:

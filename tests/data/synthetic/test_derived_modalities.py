@@ -183,7 +183,10 @@ def test_images_and_captions_are_the_same_everywhere_and_belong_to_the_version(c
     seen = hashlib.sha256((home / "index.csv").read_bytes())
     for row in index(home):
         seen.update(pixels(home / row["path"]).tobytes())
-    assert (derived_modalities.VERSION, seen.hexdigest()) == (1, "6ee7b3c0ef77f00fa4978d802251bd508d9bbc79c642516d36e49ec5929f86c0")
+    assert (derived_modalities.VERSION, seen.hexdigest()) == (
+        1,
+        "6ee7b3c0ef77f00fa4978d802251bd508d9bbc79c642516d36e49ec5929f86c0",
+    )
 
 
 # ---- on photographs of faces

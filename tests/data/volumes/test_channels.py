@@ -119,7 +119,7 @@ def packed(tmp_path_factory):
 
 
 def test_each_channel_is_prepared_as_it_would_be_alone(packed, tmp_path):
-    data = packed.data
+    data = packed
     assert (data.channels, data.channel_names) == (2, ("T1w", "FLAIR"))
     for number in range(2):
         image = volume(number)[0]
@@ -131,12 +131,12 @@ def test_each_channel_is_prepared_as_it_would_be_alone(packed, tmp_path):
 
 
 def test_patches_have_all_channels_on_this_disk_and_on_a_networks(packed, tmp_path, monkeypatch):
-    data = packed.data
+    data = packed
     numbers = np.array([0, 1, 1])
     starts = np.array([[0, 0, 0], [-2, 3, 8], [1, 2, 3]])  # the second lies partly outside
     found = [PatchReader(data, np.arange(2)).patches(numbers, starts, (4, 6, 6))]
     monkeypatch.setattr("trainkit.files.on_network", lambda folder: True)
-    found.append(PatchReader(packed.data, np.arange(2)).patches(numbers, starts, (4, 6, 6)))
+    found.append(PatchReader(packed, np.arange(2)).patches(numbers, starts, (4, 6, 6)))
     for image, mask in found:
         assert image.shape == (3, 2, 4, 6, 6) and torch.equal(image, found[0][0]) and torch.equal(mask, found[0][1])
     assert (found[0][0][2].numpy() == data.image(1)[:, 1:5, 2:8, 3:9]).all()
@@ -178,7 +178,7 @@ def test_values_of_labels_are_read_by_a_mapping_or_by_dataset_json(tmp_path):
         put(root / "label" / f"p{number:02d}.nii.gz", np.asarray([0, 205, 420], np.float32)[labels])
     with pytest.raises(UserError, match=r"labels 205, 420 in \d+ of 720 voxels"):
         importer.import_volumes(root, tmp_path / "out", names=["kidney", "tumour"])
-    data = importer.import_volumes(root, tmp_path / "out", names={"tumour": 420, "kidney": 205}).data
+    data = importer.import_volumes(root, tmp_path / "out", names={"tumour": 420, "kidney": 205})
     assert data.names == ("background", "tumour", "kidney")
     assert (data.label(1) == np.asarray([0, 2, 1])[volume(1)[1]].transpose(2, 1, 0)).all()
     words = ["data", "verify", root, "--names", "tumour=420,kidney=205"]
@@ -190,7 +190,7 @@ def test_values_of_labels_are_read_by_a_mapping_or_by_dataset_json(tmp_path):
         with pytest.raises(ValueError, match="labels"):
             Volumes(train="x", patch=(4, 4, 4), **wrong)
     dataset_json(root, labels={"background": 0, "tumour": 420, "kidney": 205})
-    data = importer.import_volumes(root, tmp_path / "named").data
+    data = importer.import_volumes(root, tmp_path / "named")
     assert data.names == ("background", "kidney", "tumour")
     assert (data.label(0) == volume(0)[1].transpose(2, 1, 0)).all()
 

@@ -65,14 +65,14 @@ def test_a_label_map_stored_with_other_axes_than_its_image_is_turned_to_them(tmp
     c, s = math.cos(askew), math.sin(askew)
     matrix = np.array([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]) @ affine()
     put_case(tmp_path / "one", "a", array, labels, matrix)
-    expected = importer.import_volumes(tmp_path / "one", tmp_path / "packed").data
+    expected = importer.import_volumes(tmp_path / "one", tmp_path / "packed")
     for number, (order, flip) in enumerate(TURNS):
         turn = np.stack([order, flip], axis=1)
         for part, drawn in (("image", array), ("label", labels)):
             stored = nibabel.Nifti1Image(drawn, matrix)
             stored = stored.as_reoriented(turn) if part == "label" else stored
             put(tmp_path / "set" / part / f"{number:02}.nii.gz", np.asarray(stored.dataobj), stored.affine)
-    found = importer.import_volumes(tmp_path / "set", tmp_path / "all").data
+    found = importer.import_volumes(tmp_path / "set", tmp_path / "all")
     assert len(found) == 48 and all((found.label(case) == expected.label(0)).all() for case in range(48))
 
 
@@ -82,7 +82,7 @@ def test_channels_stored_with_other_axes_are_turned_to_the_first(tmp_path):
     other = nibabel.Nifti1Image(array + 7, affine()).as_reoriented(np.array([[0, -1], [2, 1], [1, -1]]))
     put(tmp_path / "images" / "a_0001.nii.gz", np.asarray(other.dataobj), other.affine)
     put(tmp_path / "labels" / "a.nii.gz", labels)
-    image = importer.import_volumes(tmp_path, tmp_path / "out").data.image(0)
+    image = importer.import_volumes(tmp_path, tmp_path / "out").image(0)
     np.testing.assert_allclose(image[0].astype(float), image[1].astype(float), atol=2e-3)
 
 

@@ -7,6 +7,7 @@ from scipy import ndimage
 
 from trainkit.data.volumes import fingerprint, importer, verify
 from trainkit.data.volumes.dataset import Volumes
+from trainkit.data.volumes.sources import open_volumes
 
 NAMES = ["liver", "lesion"]
 COARSE = (4.0, 4.0, 4.0)
@@ -27,13 +28,13 @@ def tumours(root, cases: int = 6, lesions: int = 1):
 
 def test_a_lesion_that_vanishes_is_counted_and_named(tmp_path):
     root = tumours(tmp_path / "set")
-    report = importer.import_volumes(root, tmp_path / "out", names=NAMES, spacing=COARSE)
+    data = importer.import_volumes(root, tmp_path / "out", names=NAMES, spacing=COARSE)
     said = "2 lesion: 6 of 6 pieces lost by resampling, and in 6 of 6 cases all of it: c0 (1 -> 0), c1 (1 -> 0)"
-    (note,) = (note for note in report.notes if "lost by" in note)
-    assert note.startswith(said) and "c5 (1 -> 0)" in note and note in report.notes
+    (note,) = (note for note in importer.notes(open_volumes(root), data) if "lost by" in note)
+    assert note.startswith(said) and "c5 (1 -> 0)" in note
     assert not any("lost" in line for line in verify.verify(root, names=NAMES))
     notes = Volumes(train=str(root), names=NAMES, spacing=COARSE, patch=(4, 4, 4)).open(0).notes
-    assert note in notes and not any("no voxel of" in line for line in notes)
+    assert f"data.train: {note}" in notes and not any("no voxel of" in line for line in notes)
 
 
 @pytest.mark.parametrize("shape", [(6, 7, 8), (12, 7, 24), (3, 30, 9), (17, 19, 23)])

@@ -14,7 +14,7 @@ from trainkit.data.formats import image_decode
 from trainkit.data.leakage import Held
 from trainkit.data.people import layouts
 from trainkit.data.people import sources as people_sources
-from trainkit.data.people.index import PeopleIndex, indexed
+from trainkit.data.people.index import indexed
 from trainkit.data.verification import Examined
 from trainkit.errors import UserError
 
@@ -37,23 +37,18 @@ def verify(path: Path | str, *, against: Sequence[Path | str] = (), on_progress:
     Damage, which a training refuses: errors of the set, images that cannot be decoded. What begins with `warning: `
     is only odd: records that are left out, and people who are also in one of the sets `against`.
     """
-    try:
-        index = indexed(str(path), "val")
-    except UserError as error:
-        return [str(error)]
-    files = [os.path.join(index.root, id) for id in np.asarray(index.ids, object)[index.picture >= 0].tolist()]
-    step = verification.steps(on_progress, len(files))
-    damage = verification.damaged(index.where, "images cannot be read", _decode, files, step)
-    own = Examined(where=index.where, held=_people(index), damage=damage, odd=index.left_out)
-    others = [indexed(str(other), "val") for other in against]
-    return verification.sentences([own], [Examined(where=one.where, held=_people(one)) for one in others])
+
+    def find(place: Path | str) -> list[Examined]:
+        index, damage = indexed(str(place), "val"), list[str]()
+        if place == path:
+            files = [os.path.join(index.root, id) for id in np.asarray(index.ids, object)[index.picture >= 0].tolist()]
+            damage = verification.damaged(index.where, _decode, files, on_progress)
+        none, people = np.empty(0, np.uint64), frozenset(index.persons)
+        held = Held(prints=none, names=lambda places: [], subjects=people, kind="people")
+        return [Examined(where=index.where, held=held, damage=damage, odd=index.left_out)]
+
+    return verification.verified(find, path, against)
 
 
-def _people(index: PeopleIndex) -> Held:
-    names = frozenset(index.persons)
-    return Held(prints=np.empty(0, np.uint64), names=lambda places: [], subjects=names, kind="people")
-
-
-def _decode(files: Sequence[str]) -> None:
-    for file in files:
-        image_decode.decode(image_decode.read(Path(file), file), file)
+def _decode(file: str) -> None:
+    image_decode.decode(image_decode.read(Path(file), file), file)

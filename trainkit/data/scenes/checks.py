@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from trainkit.data.leakage import repeats
+from trainkit.data.scenes.mask_store import PackedMasks
 from trainkit.errors import UserError, few, number_of
 
 _MUCH = 0.5
@@ -38,22 +39,13 @@ def mistake(
     return None
 
 
-def oddities(
-    ids: Sequence[str],
-    names: Sequence[str],
-    there: Sequence[int],
-    counts: np.ndarray,
-    prints: np.ndarray,
-    masks: np.ndarray,
-) -> Iterator[str]:
+def oddities(ids: Sequence[str], masks: PackedMasks, prints: np.ndarray) -> Iterator[str]:
     """Yield sentences about what is odd but usable in a set of n images, called `ids`.
 
-    `names`, `there` and `counts` as of `mistake`; `prints` and `masks`, uint64 (n,), are fingerprints of images and
-    masks.
+    `prints`, uint64 (n,), are fingerprints of the images.
     """
-    if not len(ids):
-        return
-    for name, before, after in zip(names, there, (counts[:, :-1] > 0).sum(0), strict=True):
+    names, counts, contents = masks.names, np.asarray(masks.counts), np.asarray(masks.fingerprints)
+    for name, before, after in zip(names, masks.there, (counts[:, :-1] > 0).sum(0), strict=True):
         if after < before:
             yield f"{name}: no pixel left in {before - after} of {before} images"
     if absent := [name for name, pixels in zip(names, counts.sum(0), strict=False) if not pixels]:
@@ -67,7 +59,12 @@ def oddities(
     if (share := counts[:, -1].sum() / counts.sum()) >= _MUCH:
         yield f"{share:.1%} of the pixels are not labelled"
     if len(twice := repeats(prints)):
-        others = int((masks[twice[:, 0]] != masks[twice[:, 1]]).sum())
+        others = int((contents[twice[:, 0]] != contents[twice[:, 1]]).sum())
         said = f", {others} of them with a different mask" if others else ""
         pairs = few(f"{ids[again]} = {ids[first]}" for first, again in twice.tolist())
         yield f"{len(twice)} of {len(ids)} images are duplicates{said}: {pairs}"
+    if turned := [ids[row] for row in masks.turned]:
+        yield (
+            f"{len(turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
+            f"sizes do not show whether their masks are too: {few(turned)}"
+        )

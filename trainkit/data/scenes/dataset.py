@@ -17,9 +17,11 @@ from trainkit.data.scenes import sources as scene_sources
 from trainkit.data.scenes.augment import SceneAugment
 from trainkit.data.scenes.boundary_distance import Distance
 from trainkit.data.scenes.label_maps import Colour, Labels
+from trainkit.data.scenes.mask_store import PackedMasks
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
 from trainkit.data.split import check_leaks, check_names, key, missing
+from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
 
@@ -192,19 +194,11 @@ class Scenes:
         return labels
 
     def _packed(self, name: str, source: SceneSource, labels: Labels) -> SceneSet:
-        # Masks first: they are quick to pack, and most errors are in them.
-        masks = mask_store.pack_masks_once(source, labels, self.size)
+        masks, images = packed(source, labels, self.size)
         place, counts = f"{key(name)} ({source.where})", np.asarray(masks.counts)
         train, numbers = name == "train", not labels.coloured
         if error := checks.mistake(place, masks.names, masks.there, counts, train=train, numbers=numbers):
             raise error
-        size = self.size
-        if size is None and (masks.shapes == masks.shapes[0]).all():
-            size = tuple(masks.shapes[0].tolist())
-        fit = "no" if self.size is None else "stretch"
-        images = import_images.pack_once(source.pictures(), size, fit)
-        if len(masks) != len(images):
-            raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
         ids, rows = tuple(source.ids()), np.arange(len(masks))
         # What is evaluated needs none.
         wanted = self.distance if name == "train" else None
@@ -236,10 +230,24 @@ class Scenes:
     def _notes(self, packed: Mapping[str, SceneSet]) -> Iterator[str]:
         """Yield sentences about what is odd but can be used."""
         for name, one in packed.items():
-            masks, pictures = one.masks, np.asarray(one.pictures.contents())
-            counts, prints = np.asarray(masks.counts), np.asarray(masks.fingerprints)
-            odd = checks.oddities(one.ids, masks.names, masks.there, counts, pictures, prints)
+            odd = checks.oddities(one.ids, one.masks, np.asarray(one.pictures.contents()))
             yield from (f"{key(name)}: {text}" for text in odd)
+
+
+def packed(source: SceneSource, labels: Labels, size: tuple[int, int] | None) -> tuple[PackedMasks, Packed]:
+    """Pack masks and images of a source once, both resized to `size` (height, width) where there is one.
+
+    Raises UserError as packing either does.
+    """
+    # Masks first: they are quick to pack, and most errors are in them.
+    masks = mask_store.pack_masks_once(source, labels, size)
+    shape, fit = size, "no" if size is None else "stretch"
+    if size is None and (masks.shapes == masks.shapes[0]).all():
+        shape = tuple(masks.shapes[0].tolist())
+    images = import_images.pack_once(source.pictures(), shape, fit)
+    if len(masks) != len(images):
+        raise UserError(source.where, f"{len(images)} images and {len(masks)} masks", "one for each")
+    return masks, images
 
 
 def _padding(train: SceneCrops) -> Iterator[str]:

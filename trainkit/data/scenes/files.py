@@ -14,7 +14,6 @@ from PIL import Image
 
 from trainkit.data.formats import image_decode
 from trainkit.data.scenes.label_maps import Labels
-from trainkit.data.verification import Mistake
 from trainkit.errors import UserError
 
 _MASK_FORMATS = ("PNG", "BMP")
@@ -76,18 +75,15 @@ def _with_palette(picture: Image.Image, where: str) -> np.ndarray:
 def read_classes(scene: Scene, labels: Labels, shape: tuple[int, int]) -> np.ndarray:
     """Read the classes of a mask, uint8 (h, w).
 
-    Raises Mistake for a mask that cannot be read, whose values or colours are none of `labels`, or that is not of
+    Raises UserError for a mask that cannot be read, whose values or colours are none of `labels`, or that is not of
     `shape`, height and width of its image.
     """
     where = str(scene.mask)
-    try:
-        classes = labels.classes(read_mask(scene, labels.coloured), where)
-    except UserError as error:
-        raise error if isinstance(error, Mistake) else Mistake("masks cannot be read", error) from None
+    classes = labels.classes(read_mask(scene, labels.coloured), where)
     if classes.shape != shape:
         turned = " (is it rotated by its EXIF orientation?)" if classes.shape == shape[::-1] else ""
         found = f"{classes.shape[1]} x {classes.shape[0]} pixels, its image {shape[1]} x {shape[0]}{turned}"
-        raise Mistake("masks differ in size from their images", UserError(where, found))
+        raise UserError(where, found)
     return classes
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from trainkit.config.ranges import Byte
 from trainkit.data import folders
-from trainkit.data.verification import Mistake
 from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 
@@ -114,7 +113,7 @@ class Labels:
         return numbers[place]
 
     def _refuse(self, codes: np.ndarray, bad: np.ndarray, where: str) -> None:
-        """Raise Mistake about the pixels where `bad`, whose values or colours are `codes`, (h, w) each."""
+        """Raise UserError about the pixels where `bad`, whose values or colours are `codes`, (h, w) each."""
         strange, counts = np.unique(codes[bad], return_counts=True)
         order = np.argsort(-counts, kind="stable")[:_LISTED]
         pixels = {self._called(int(strange[n])): int(counts[n]) for n in order}
@@ -128,8 +127,7 @@ class Labels:
         else:
             known = f"one of {few((str(value) for value, _ in sorted(self.values)), 40)}"
             remedy = "list all classes in data.names, and values without a class in data.ignore"
-        kind = f"masks hold {'colours' if self.palette else 'values'} outside the classes"
-        raise Mistake(kind, UserError(where, found, known, remedy), pixels)
+        raise UserError(where, found, known, remedy)
 
     def _called(self, code: int) -> str:
         return f"[{code >> 16}, {code >> 8 & 255}, {code & 255}]" if self.palette else str(code)

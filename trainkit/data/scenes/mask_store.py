@@ -19,7 +19,7 @@ class, or `IGNORED`) also have
 
 Names and colours of the classes are in `manifest.json`, and `originals`, SHA-256 of what was packed: names of images,
 names of classes, and the classes of all pixels before masks were resized. `objects` counts under `there` the images
-whose files have each class.
+whose files have each class, and lists under `turned` the rows whose image EXIF turns without a change of its size.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class PackedMasks(CompressedMaps):
         "names": lambda names: is_list(names, is_text, range(1, IGNORED + 1)),
         "colours": lambda colours: is_list(colours, lambda colour: _is_numbers(colour, 3, 255)),
         "size": lambda size: size is None or _is_numbers(size, 2, 1 << 24),
-        "objects": lambda said: said is ABSENT or (isinstance(said, dict) and is_list(said.get("there"), is_count)),
+        "objects": lambda said: said is ABSENT or _are_objects(said),
     }
     IDENTITY = ("rows", "names")
 
@@ -169,7 +169,12 @@ class PackedMasks(CompressedMaps):
     def there(self) -> Sequence[int]:
         """How many images have each class before masks are resized."""
         said = self.manifest.get("objects")
-        return (self.counts[:, :-1] > 0).sum(0).tolist() if said is None else said["there"]
+        return (self.counts[:, :-1] > 0).sum(0).tolist() if said is None else said.get("there", [])
+
+    @property
+    def turned(self) -> Sequence[int]:
+        """Rows whose image is turned by its EXIF orientation, and of the same size as before: so may its mask be."""
+        return (self.manifest.get("objects") or {}).get("turned", [])
 
     def mask(self, row: int) -> np.ndarray:
         """Read the class of every pixel of a row, uint8 (height, width), not to be written to; `IGNORED` for none.
@@ -185,8 +190,8 @@ class PackedMasks(CompressedMaps):
         sizes = self.shapes.astype(np.int64).prod(1)
         if (self.counts < 0).any() or not np.array_equal(self.counts.sum(1), sizes):
             raise self.damaged("rows.arrow", "counts that do not match the sizes of masks")
-        if len(self.there) != len(self.names):
-            raise self.damaged("manifest.json", f"objects of {len(self.there)} classes", f"{len(self.names)}")
+        if len(self.there) != len(self.names) or max(self.turned, default=0) > len(self):
+            raise self.damaged("manifest.json", "objects that do not fit the set")
 
 
 def _columns(classes: int) -> Layout:
@@ -214,41 +219,52 @@ def pack_masks_once(source: SceneSource, labels: Labels, size: tuple[int, int] |
 def _write(
     folder: Path, source: SceneSource, labels: Labels, size: tuple[int, int] | None, on_progress: Progress
 ) -> None:
-    def prepare(scene: Scene) -> tuple[dict[str, object], bytes, np.ndarray]:
-        """Return the columns of a mask, its SHA-256 before it is resized, and which classes it had."""
-        mask = files.read_classes(scene, labels, files.header(scene)[0])
+    def prepare(scene: Scene) -> tuple[dict[str, object], bytes, np.ndarray, bool]:
+        """Return the columns of a mask, its SHA-256 before it is resized, which classes it had, and whether its image
+        is turned in secret."""
+        shape, turn = files.header(scene)
+        mask = files.read_classes(scene, labels, shape)
+        # By a quarter (5 to 8) shows in the size, unless that is square.
+        is_turned = turn in range(2, 9 if shape[0] == shape[1] else 5)
         original = hashlib.sha256(repr(mask.shape).encode() + np.ascontiguousarray(mask).tobytes()).digest()
         had, mask = counted(mask, len(labels.names))[:-1] > 0, resized(mask, size)
         counts = {"counts": counted(mask, len(labels.names)), "fingerprint": fingerprint(mask)}
-        return {"id": scene.id, **packed(mask), **counts}, original, had
+        return {"id": scene.id, **packed(mask), **counts}, original, had, is_turned
 
     there = np.zeros(len(labels.names), np.int64)
-    ids, originals, bad = list[str](), list[bytes](), list[str]()
+    ids, originals, turned, bad = list[str](), list[bytes](), list[int](), list[str]()
     with Writer(folder, _columns(len(labels.names))) as writer:
         for scene, row in zip(source.scenes, each(attempt(prepare), source.scenes, threads()), strict=True):
             if isinstance(row, UserError):
                 bad.append(str(row))
             else:
-                columns, original, had = row
+                columns, original, had, is_turned = row
+                turned += [len(ids)] if is_turned else []
                 writer.add(columns)
                 originals.append(original)
                 ids.append(scene.id)
                 there += had
             on_progress(len(ids) + len(bad), len(source))
         if bad:
-            found = f"{number_of(len(bad), 'masks that cannot be used', 'mask that cannot be used')}:{listing(bad)}\n"
-            raise UserError(source.where, found, remedy="`trainkit data verify` lists all of them")
+            found = (
+                f"{number_of(len(bad), 'masks that cannot be used', 'mask that cannot be used')}:{listing(bad, 100)}\n"
+            )
+            raise UserError(source.where, found)
         named = json.dumps([ids, labels.names]).encode()
         manifest = {
             "rows": writer.rows,
             "names": list(labels.names),
             "colours": [list(colour) for colour in labels.colours],
             "size": None if size is None else list(size),
-            "objects": {"there": there.tolist()},
+            "objects": {"there": there.tolist(), "turned": turned},
             "made_from": f"{source.kind} {Path(source.where).name}",
             "originals": hashlib.sha256(named + b"".join(originals)).hexdigest(),
         }
         writer.publish(PackedMasks, manifest)
+
+
+def _are_objects(value: Json) -> bool:
+    return isinstance(value, dict) and all(is_list(value.get(of, []), is_count) for of in ("there", "turned"))
 
 
 def _is_numbers(value: Json, length: int, most: int) -> bool:

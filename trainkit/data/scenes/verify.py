@@ -1,107 +1,25 @@
-"""Read every image and mask of sets of scenes, and name what is damaged or odd.
-
-What a training refuses when it starts is named here as well, with everything else that is wrong, and nothing is
-written: `trainkit data verify FOLDER`, or a list. Sets are compared with each other.
-"""
+"""Verify sets of scenes: packed as a training packs them, with what is wrong or odd about each split."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data import sources, verification
-from trainkit.data.cache import Progress
-from trainkit.data.formats import image_decode
-from trainkit.data.leakage import Held
-from trainkit.data.scenes import checks, files, label_maps, mask_store
+from trainkit.data import leakage, sources, verification
+from trainkit.data.scenes import checks, files, label_maps
 from trainkit.data.scenes import sources as scene_sources
-from trainkit.data.scenes.files import Scene
+from trainkit.data.scenes.dataset import packed
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.sources import SceneSource
-from trainkit.data.storage import image_store
 from trainkit.data.threads import attempt, each, threads
-from trainkit.data.verification import WARNING, Examined, Step
+from trainkit.data.verification import Examined
 from trainkit.errors import UserError, few
 
 _LISTS = frozenset({".txt", ".csv"})
 _PARTS = ("train", "val", "test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit(Examined):
-    """Sizes and classes of a set whose files were all read. Images that cannot be used have no row."""
-
-    names: tuple[str, ...]
-    """Of the classes, in the order of their numbers."""
-    ids: tuple[str, ...]
-    """Name of each image in its source."""
-    shapes: np.ndarray
-    """int64 (n, 2), height and width of each."""
-    counts: np.ndarray
-    """int64 (n, classes + 1), pixels of each class, and last of those without one."""
-
-
-def examine(source: SceneSource, labels: Labels, step: Step = lambda: None, decode: bool = True) -> Audit:
-    """Read all images and masks of a set; without `decode`, of images only the headers."""
-    where, names = source.where, labels.names
-    found = list(verification.read_all(partial(_read, labels=labels, decode=decode), source.scenes, step))
-    good = [one for one in found if isinstance(one, _Seen)]
-    errors = [one for one in found if isinstance(one, UserError)]
-    ids = tuple(seen.id for seen in good)
-    counts = np.asarray([seen.counts for seen in good], np.int64).reshape(-1, len(names) + 1)
-    prints, masks = np.asarray([(seen.picture, seen.mask) for seen in good], np.uint64).reshape(-1, 2).T
-    prints = prints if decode else np.arange(len(good), dtype=np.uint64)
-    damage = verification.damage(where, "images cannot be used", errors, len(source))
-    there = (counts[:, :-1] > 0).sum(0)
-    if good and (error := checks.mistake(where, names, there, counts, train=False, numbers=not labels.coloured)):
-        damage.append(str(error))
-    odd = [f"{len(source.left_out)} left out: {few(source.left_out)}"] if source.left_out else []
-    odd += checks.oddities(ids, names, there, counts, prints, masks)
-    if turned := [seen.id for seen in good if seen.turned]:
-        odd.append(
-            f"{len(turned)} of {len(ids)} images are rotated or mirrored by their EXIF orientation, and their "
-            f"sizes do not show whether their masks are too: {few(turned)}"
-        )
-    return Audit(
-        where=where,
-        held=Held(prints=prints, names=lambda places: [ids[place] for place in places]),
-        damage=damage,
-        odd=odd,
-        names=names,
-        ids=ids,
-        shapes=np.asarray([seen.shape for seen in good], np.int64).reshape(-1, 2),
-        counts=counts,
-    )
-
-
-class _Seen(NamedTuple):
-    """An image that can be used."""
-
-    id: str
-    shape: tuple[int, int]
-    counts: np.ndarray
-    picture: int
-    mask: int
-    turned: bool
-
-
-def _read(scene: Scene, labels: Labels, decode: bool) -> _Seen:
-    shape, turn = files.header(scene)
-    picture = 0
-    if decode:
-        pixels = image_decode.decode(files.picture_bytes(scene), scene.where)
-        shape, picture = pixels.shape[:2], image_store.content(pixels.transpose(2, 0, 1))
-    classes = files.read_classes(scene, labels, shape)
-    # By a quarter (5 to 8) shows in the size, unless that is square.
-    turned = turn in range(2, 9 if shape[0] == shape[1] else 5)
-    counts, mask = mask_store.counted(classes, len(labels.names)), mask_store.fingerprint(classes)
-    return _Seen(scene.id, shape, counts, picture, mask, turned)
 
 
 def holds_scenes(path: Path | str) -> bool:
@@ -117,14 +35,8 @@ def holds_scenes(path: Path | str) -> bool:
         return False
 
 
-def verify(
-    path: Path | str,
-    *,
-    against: Sequence[Path | str] = (),
-    names: Sequence[str] | None = None,
-    on_progress: Progress | None = None,
-) -> list[str]:
-    """Read the set at `path` with its splits. Sentences; empty when all is well.
+def verify(path: Path | str, *, against: Sequence[Path | str] = (), names: Sequence[str] | None = None) -> list[str]:
+    """Pack the set at `path` with its splits, as a training does. Sentences; empty when all is well.
 
     Damage, which a training refuses: what cannot be decoded, masks of another size than their images, values or colours
     that stand for no class, sets without a label. What begins with `warning: ` is only odd: classes without a pixel,
@@ -132,38 +44,34 @@ def verify(
     masks, where the layout does not know; without any, whatever values there are count as classes.
     """
     try:
-        sets, said = _sets(path, names)
+        labels = None if names is None else label_maps.numbered(names)
+    except ValueError as error:
+        raise UserError("--names", str(error)) from None
+
+    def find(place: Path | str) -> list[Examined]:
+        opened, lost = _opened(str(place))
+        return [*(_examined(source, labels) for source in opened), *(Examined(where="", damage=[one]) for one in lost)]
+
+    return verification.verified(find, path, against)
+
+
+def _examined(source: SceneSource, labels: Labels | None) -> Examined:
+    """Pack a set, and say what is wrong or odd about it."""
+    odd = [f"{len(source.left_out)} left out: {few(source.left_out)}"] if source.left_out else []
+    try:
+        if (labels := labels or source.labels) is None:
+            labels = guessed(source)
+            what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
+            odd.append(f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}")
+        masks, images = packed(source, labels, None)
     except UserError as error:
-        return [str(error)]
-    others = [one for place in against for one in _sets(place, names)[0]]
-    step = verification.steps(on_progress, sum(len(source) for source, _ in (*sets, *others)))
-    own, compared = ([examine(*one, step) for one in some] for some in (sets, others))
-    return said + verification.sentences(own, compared)
-
-
-def _sets(path: Path | str, names: Sequence[str] | None) -> tuple[list[tuple[SceneSource, Labels]], list[str]]:
-    """Open the set at a path, or its splits, with what masks hold; and tell of those that cannot be opened.
-
-    Raises UserError where there is none.
-    """
-    opened, lost = _opened(str(path))
-    sets: list[tuple[SceneSource, Labels]] = []
-    for source in opened:
-        try:
-            labels = label_maps.numbered(names) if names is not None else source.labels
-            if labels is None:
-                labels = guessed(source)
-                what = f"{len(labels.names)} {'colours' if labels.coloured else 'values'}"
-                said = f"its {what} have no class names, so each counts as a class: {few(labels.names, 20)}"
-                lost.append(f"{WARNING}{source.where}: {said}")
-            sets.append((source, labels))
-        except ValueError as error:
-            raise UserError("--names", str(error)) from None
-        except UserError as error:
-            lost.append(str(error))
-    if not sets:
-        raise UserError(str(path), "; ".join(lost))
-    return sets, lost
+        return Examined(where=source.where, damage=[str(error)])
+    counts, prints = np.asarray(masks.counts), np.asarray(images.contents())
+    numbers = not labels.coloured
+    error = checks.mistake(source.where, labels.names, masks.there, counts, train=False, numbers=numbers)
+    odd += checks.oddities(source.ids(), masks, prints)
+    damage = [str(error)] if error else []
+    return Examined(where=source.where, held=leakage.held_in(images), damage=damage, odd=odd)
 
 
 def _opened(text: str) -> tuple[list[SceneSource], list[str]]:

@@ -16,7 +16,7 @@ from pydantic import Field
 from trainkit.config.ranges import Fraction, Side, Whole
 from trainkit.data import sources
 from trainkit.data.sources import HELD_OUT, SAMPLE
-from trainkit.data.split import check_evaluate, check_leaks, evaluated, missing
+from trainkit.data.split import check_evaluate, check_leaks, evaluated, key, missing
 from trainkit.data.volumes import fingerprint, importer, label_names
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
@@ -114,8 +114,8 @@ class Volumes:
         # All are found before the first is imported: a misspelt path should not show after half an hour.
         found = {"train": self._found(self.train, "train")}
         found |= {name: self._found(place, "val") for name, place in places.items() if place != HELD_OUT}
-        whole = self._packed(*found.pop("train"))
-        sets = {name: self._packed(*one, like=whole) for name, one in found.items()}
+        whole = self._packed(*found["train"])
+        sets = {"train": whole} | {n: self._packed(*one, like=whole) for n, one in found.items() if n != "train"}
         kept, held = self._divided(whole)
         train = CaseSplit("train", whole, kept)
         scored: dict[str, CaseSplit] = {}
@@ -140,7 +140,8 @@ class Volumes:
         )
         training = self._patches("train", train, seed, "train")
         others = self._other_spacings(whole, scored)
-        return Dataset(meta, training, evaluations, (*self._notes(training, held), *others))
+        odd = (f"{key(name)}: {text}" for name, one in sets.items() for text in importer.notes(found[name][0], one))
+        return Dataset(meta, training, evaluations, (*self._notes(training, held), *others, *odd))
 
     def missing(self) -> list[str]:
         """Sentences about files that are not there yet."""
@@ -229,7 +230,6 @@ class Volumes:
         annotated = np.sum([info.volumes_mm3 for info in infos], 0)
         if empty := [name for name, mm3 in zip(packed.names[1:], annotated[1:], strict=True) if not mm3]:
             yield f"no voxel of {few(empty, 20)} in any training case"
-        yield from fingerprint.lost_pieces(packed.names, infos)
 
 
 def fold_of(patients: Iterable[str], folds: int) -> dict[str, int]:

@@ -61,10 +61,10 @@ def oddities(names: Sequence[str], infos: Sequence[CaseInfo], prints: Sequence[i
         notes += [f"{label} {name}: in no case"] if len(without) == len(infos) else []
         some = sorted({*without} - {*blank}) if len(without) < len(infos) else []
         notes += [f"{label} {name}: not in {len(some)} of {len(infos)} cases: {few(some)}"] if some else []
-    return [*notes, *lost_pieces(names, infos)]
+    return [*notes, *_lost_pieces(names, infos)]
 
 
-def lost_pieces(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
+def _lost_pieces(names: Sequence[str], infos: Sequence[CaseInfo]) -> list[str]:
     """Return sentences about pieces of organs that were annotated and have no voxel left on the prepared grid."""
     notes = []
     for label, name in enumerate(names[1:], start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 from collections import Counter
@@ -10,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,21 +28,11 @@ from trainkit.interfaces import IGNORED
 Names = Sequence[str] | Mapping[str, int] | None
 """Names of labels 1, 2, ...; or with the values that they have in label maps."""
 
-_log = logging.getLogger(__name__)
-
 _NAMED = 20
 _MEMORY = 2 << 30
 """Bytes that the volumes in flight may take together; one volume is always read."""
 _PER_VOXEL = 32
 """Bytes that preparing takes at its peak."""
-
-
-class Imported(NamedTuple):
-    """Result of an import."""
-
-    data: PackedVolumes
-    notes: list[str]
-    """Sentences about what is odd but usable, and about what was left out."""
 
 
 def import_volumes(
@@ -55,7 +43,7 @@ def import_volumes(
     spacing: Sequence[float] | None = None,
     axes: str | None = None,
     on_progress: Progress | None = None,
-) -> Imported:
+) -> PackedVolumes:
     """Prepare volumes and their label maps once, into the packed form at `out`, which must not exist yet.
 
     `names` are those of labels 1, 2, ... (a first `background` is understood), or map names to values of label maps;
@@ -86,13 +74,17 @@ def import_volumes(
             if on_progress:
                 on_progress(done, total)
         _check_bad(source, bad)
-        data = writer.finish(
+        return writer.finish(
             names=classes.names or numbered_names(source.where, (case.volumes_mm3 for case in writer.cases)),
             channels=source.channels or sources.numbered(pairs[0].image.channels),
             made_from=f"{source.kind} {Path(source.where).name}",
         )
+
+
+def notes(source: VolumeSource, data: PackedVolumes) -> list[str]:
+    """Return sentences about what was left out of a packed set, and what is odd about it."""
     left_out = [f"left out: {text}" for text in source.left_out]
-    return Imported(data, left_out + fingerprint.oddities(data.names, data.infos(), data.fingerprints()))
+    return left_out + fingerprint.oddities(data.names, data.infos(), data.fingerprints())
 
 
 def _key(source: VolumeSource, classes: Classes, spacing: Sequence[float] | None, axes: str | None) -> str:
@@ -117,9 +109,7 @@ def pack_volumes_once(
     key = f"volumes-{_key(source, classes_of(source, names), spacing, axes)}"
 
     def make(folder: Path, on_progress: Progress) -> None:
-        report = import_volumes(source, folder, names=names, spacing=spacing, axes=axes, on_progress=on_progress)
-        for note in report.notes:
-            _log.warning("%s: %s", source.where, note)
+        import_volumes(source, folder, names=names, spacing=spacing, axes=axes, on_progress=on_progress)
 
     return cache.pack_once(key, PackedVolumes, make, f"preparing {source.where}", "case")
 
