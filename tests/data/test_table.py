@@ -91,8 +91,6 @@ def test_columns_are_named_in_the_recipe_and_by_the_command(tmp_path):
     ):  # fmt: skip
         done = CliRunner().invoke(main.main, [*words[:3], str(tmp_path / "no"), *words[4:], *given])
         assert done.exit_code == 2 and said in done.output.replace("\n", " "), done.output
-    done = CliRunner().invoke(main.main, ["data", "import", "x", "y", "--volumes", "--columns", "image=a"])
-    assert done.exit_code == 2 and "--columns is not for volumes" in done.output
 
 
 def test_a_field_of_json_in_shards_is_a_label(tmp_path):

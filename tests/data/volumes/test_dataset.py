@@ -43,7 +43,7 @@ def packed_before(monkeypatch):
     def open_volumes(path, **how):
         if not (Path(path) / "manifest.json").is_file():
             return opened(path, **how)
-        return SimpleNamespace(path=path, names=None, channels=())
+        return SimpleNamespace(path=path, names=None, channels=(), left_out=())
 
     def pack_volumes_once(source, **how):
         return PackedVolumes(source.path) if isinstance(source, SimpleNamespace) else made(source, **how)
@@ -87,6 +87,7 @@ def pack(
                 original_spacing=original,
                 floors=(float(image.min()) - 0.1,),
                 volumes_mm3=tuple(float((label == k).sum()) for k in range(len(names))),
+                facts={"std": 1.0},
             )
             writer.add_case(info, image[None], label, truth, first + number)
         writer.finish(names=names)
