@@ -321,8 +321,6 @@ def test_masks_that_are_scored_at_the_size_of_files_keep_it(home, tmp_path):
         sets.put(tall / folder / "p000.png", array)
     split = block(tall, size=(20, 28), score_at="file").open(0).evaluations["val"]
     assert split.at_once == 1 and split.fetch(np.asarray([0]), 0)["mask"].shape == (1, 40, 30)
-    with pytest.raises(ValueError, match="several sizes"):
-        split.fetch(np.arange(2), 0)
 
 
 # ---- How masks are read ----------------------------------------------------------------------------------------------

@@ -224,22 +224,22 @@ def test_labels_of_sides_must_be_exchanged_where_sides_are():
     paired = ("background", "Left kidney", "right kidney", "LR", "SR", "hippocampus_l", "hippocampus_r", "liver")
     flips = VolumeAugment(flips=["left_right"])
     with pytest.raises(UserError, match=r"leave 'Left kidney' and 'right kidney'.*add \[Left kidney, right kidney\]"):
-        flips.checked(paired, "zyx")
+        flips.check_labels(paired)
     swap = [("right kidney", "Left kidney"), ("hippocampus_l", "hippocampus_r")]
-    VolumeAugment(flips=["left_right"], swap=swap).checked(paired, "zyx")
-    VolumeAugment(flips=["down_up"]).checked(paired, "zyx")
-    flips.checked(("background", "SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB"), "yzx")
-    flips.checked(("background", "Anterior", "Posterior", "left ventricle"), "yzx")
+    VolumeAugment(flips=["left_right"], swap=swap).check_labels(paired)
+    VolumeAugment(flips=["down_up"]).check_labels(paired)
+    flips.check_labels(("background", "SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB"))
+    flips.check_labels(("background", "Anterior", "Posterior", "left ventricle"))
     with pytest.raises(UserError, match="hippocampus_l"):
-        VolumeAugment(flips=["left_right"], swap=swap[:1]).checked(paired, "zyx")
+        VolumeAugment(flips=["left_right"], swap=swap[:1]).check_labels(paired)
     with pytest.raises(UserError, match=r"unknown label 'kidney'.*SR"):
-        VolumeAugment(flips=["left_right"], swap=[("kidney", "SR")]).checked(paired, "zyx")
+        VolumeAugment(flips=["left_right"], swap=[("kidney", "SR")]).check_labels(paired)
     with pytest.raises(UserError, match="unknown label 'background'"):
-        VolumeAugment(flips=["left_right"], swap=[("background", "SR")]).checked(paired, "zyx")
+        VolumeAugment(flips=["left_right"], swap=[("background", "SR")]).check_labels(paired)
     with pytest.raises(UserError, match="'SR' is in it twice"):
-        VolumeAugment(flips=["left_right"], swap=[("LR", "SR"), ("SR", "liver")]).checked(paired, "zyx")
+        VolumeAugment(flips=["left_right"], swap=[("LR", "SR"), ("SR", "liver")]).check_labels(paired)
     with pytest.raises(UserError, match="add left_right"):
-        VolumeAugment(swap=swap).checked(paired, "zyx")
+        VolumeAugment(swap=swap).check_labels(paired)
 
 
 # ---- intensities -----------------------------------------------------------------------------------------------------

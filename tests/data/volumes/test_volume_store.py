@@ -138,18 +138,3 @@ def test_cases_that_do_not_fit_the_files_are_refused_even_when_hashed_anew(copie
     (copied / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match=str(copied)):
         PackedVolumes(copied)
-
-
-def test_the_writer_refuses_what_it_could_not_give_back(tmp_path, made):
-    image, labels = drawn(0)
-    info = made.case(0)
-    with Writer(tmp_path / "set", how=Preparation("yzx")) as writer:
-        with pytest.raises(ValueError, match="of a case of"):
-            writer.add_case(info, image[1:], labels, None, 0)
-        with pytest.raises(ValueError, match="of a case of"):
-            writer.add_case(info, image.astype(np.float32), labels, None, 0)
-        with pytest.raises(ValueError, match="only there"):
-            writer.add_case(info, image[None], labels, labels, 0)
-        writer.add_case(info, image[None], labels, None, 0)
-        with pytest.raises(ValueError, match="2 names"):
-            writer.finish(names=("background", "a"))

@@ -235,12 +235,10 @@ class WholeScenes(_OfScenes, EvalSplit):
     def fetch(self, indices: np.ndarray, epoch: int, view: int | None = None) -> Batch:
         """Read the images at `indices`, which are of one size, and how each is to be seen.
 
-        Raises UserError where one was damaged, ValueError where sizes differ.
+        Raises UserError where one was damaged.
         """
         indices = np.array(indices, dtype=np.int64)
         shapes, mask_shapes, count = self.scenes.shapes[indices], self.scenes.mask_shapes[indices], len(indices)
-        if (shapes != shapes[0]).any() or (mask_shapes != mask_shapes[0]).any():
-            raise ValueError(f"{self.name}: images of several sizes at once; read them one by one")
         image = torch.empty((count, 3, *shapes[0].tolist()), dtype=torch.uint8)
         mask = torch.empty((count, *mask_shapes[0].tolist()), dtype=torch.uint8)
         for i, place in enumerate(indices.tolist()):

@@ -80,11 +80,8 @@ class VolumeAugment:
         """True where patches are interpolated."""
         return any(block is not None and block.p > 0 for block in (self.rotate, self.scale))
 
-    def checked(self, names: Sequence[str], axes: str) -> None:
-        """Raise UserError where the labels do not fit: `names` are those of all labels, the background first, `axes`
-        the stored order such as `yzx`."""
-        if sorted(axes) != ["x", "y", "z"]:
-            raise ValueError(f"axes {axes!r}: expected x, y and z in some order")
+    def check_labels(self, names: Sequence[str]) -> None:
+        """Raise UserError where the labels do not fit: `names` are those of all labels, the background first."""
         said = [name for pair in self.swap for name in pair]
         if wrong := [name for name in said if name not in names[1:]]:
             raise UserError("data.augment.swap", f"unknown label {wrong[0]!r}", f"pairs of {', '.join(names[1:])}")

@@ -124,7 +124,7 @@ class Volumes:
             scored[name] = CaseSplit(name, packed, cases)
             _check_fit(f"data.evaluate.{name}", whole, packed)
         self._check_leaks(train, scored)
-        self.augment.checked(whole.names, whole.axes)
+        self.augment.check_labels(whole.names)
         evaluations: dict[str, CaseSplit | PatchSplit] = {}
         for name, split in {**scored, "train": train}.items():
             evaluations |= self._kinds(name, split)

@@ -56,12 +56,6 @@ class Preparation:
     spacing: tuple[float, float, float] | None = None
     """mm to which volumes are resampled, in stored order; None: as they are."""
 
-    def __post_init__(self) -> None:
-        if self.axes not in AXES:
-            raise ValueError(f"axes are {self.axes!r}; one of {', '.join(AXES)} is needed")
-        if self.spacing is not None and not all(0 < mm < float("inf") for mm in self.spacing):
-            raise ValueError(f"spacing is {list(self.spacing)}; expected mm above 0")
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -218,8 +212,6 @@ def to_original(scores: Tensor, shape: Sequence[int]) -> Tensor:
     first, so that borders between organs are smooth where voxels become finer. Slices are done a few at a time, which
     bounds the memory. Runs where `scores` live.
     """
-    if scores.ndim != 4 or not 1 <= scores.shape[0] <= 256:
-        raise ValueError(f"scores {tuple(scores.shape)}; expected (classes, depth, height, width)")
     classes, depth, height, width = scores.shape
     new_depth, *plane = (int(length) for length in shape)
     labels = torch.empty((new_depth, *plane), dtype=torch.uint8, device=scores.device)

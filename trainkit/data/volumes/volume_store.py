@@ -336,10 +336,6 @@ class Writer(RowWriter):
     ) -> None:
         """Add one case: its image float16 (channels, D, H, W) and labels uint8 (D, H, W) on the prepared grid, and,
         where resampled, labels as annotated."""
-        if image.shape != (len(case.floors), *case.shape) or label.shape != case.shape or image.dtype != np.float16:
-            raise ValueError(f"{image.dtype} {image.shape} and labels {label.shape} of a case of {case.shape}")
-        if (truth is None) != (self.how.spacing is None) or (truth is not None and truth.shape != case.original_shape):
-            raise ValueError("original labels are needed where volumes are resampled, and only there")
         found = places(label)
         parts = {"images": image, "labels": label, "foreground": np.concatenate(found)}
         parts |= {} if truth is None else {"originals": truth}
@@ -352,14 +348,11 @@ class Writer(RowWriter):
     def finish(self, *, names: Sequence[str], channels: Sequence[str] = (), made_from: str = "") -> PackedVolumes:
         """Write everything but the volumes, make it durable, and give it its name.
 
-        `names` are those of the labels from 0, `channels` those of the channels, where there are several. Raises
-        ValueError where a case has a label without a name.
+        `names` are those of the labels from 0, `channels` those of the channels, where there are several.
         """
         entries = []
         for case in self.cases:
             missing = len(names) - len(case.volumes_mm3)
-            if missing < 0:
-                raise ValueError(f"{case.id} has {len(case.volumes_mm3)} labels, {len(names)} names were given")
             foreground = case.foreground + (0,) * (len(names) - len(case.foreground))
             entries.append(_entry(replace(case, volumes_mm3=case.volumes_mm3 + (0,) * missing, foreground=foreground)))
         text = json.dumps(entries, allow_nan=False, separators=(",", ":"))
