@@ -54,7 +54,7 @@ def test_functions_take_what_they_are_called_with():
             if found := kinds.function(kind, verb):
                 inspect.signature(found).bind(*range(count))
         if found := kinds.function(kind, "verify"):
-            inspect.signature(found).bind("path", against=(), on_progress=None)
+            inspect.signature(found).bind("path", against=())
 
 
 def test_each_data_block_of_recipes_has_a_row_that_opens_it():

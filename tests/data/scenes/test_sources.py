@@ -14,7 +14,7 @@ import scene_sets
 
 from trainkit.data import import_images
 from trainkit.data.formats import image_decode
-from trainkit.data.scenes import image_lists, label_maps, mask_store, sources
+from trainkit.data.scenes import label_maps, mask_store, sources
 from trainkit.data.scenes.files import header
 from trainkit.data.scenes.label_maps import Labels, from_palette, numbered
 from trainkit.data.scenes.sources import open_scenes
@@ -322,13 +322,6 @@ def test_all_mistakes_of_a_list_are_counted(tmp_path):
 def test_lists_that_are_none(tmp_path, data, said):
     (tmp_path / "a.txt").write_bytes(data)
     with pytest.raises(UserError, match=said):
-        open_scenes(str(tmp_path / "a.txt"))
-
-
-def test_large_lists_are_refused_unread(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_lists, "LIST_LIMIT", 10)
-    (tmp_path / "a.txt").write_text("a.png,b.png\n")
-    with pytest.raises(UserError, match="12 bytes; expected at most 10"):
         open_scenes(str(tmp_path / "a.txt"))
 
 

@@ -68,14 +68,6 @@ def test_nnunets_numbers_are_channels_with_and_without_dataset_json(tmp_path):
         open_volumes(tmp_path)
 
 
-def test_version_1_of_nnunet_lists_names_without_the_numbers_of_channels(tmp_path):
-    write(tmp_path, "imagesTr/{id}_{channel:04}.nii.gz", labels="labelsTr")
-    listed = [{"image": f"./imagesTr/{id}.nii.gz", "label": f"./labelsTr/{id}.nii.gz"} for id in IDS]
-    dataset_json(tmp_path, training=listed, modality={"0": "CT", "1": "CT"})
-    source = open_volumes(tmp_path)
-    assert files(source) == NUMBERED and source.channels == ("CT 0", "CT 1") and source.left_out == ()
-
-
 def test_a_missing_channel_is_named_and_refused(tmp_path):
     write(tmp_path / "set", "images/{id}_{channel:04}.nii.gz")
     (tmp_path / "set" / "images" / "b_0001.nii.gz").unlink()

@@ -270,7 +270,7 @@ def ask(*words, code=0):
 
 
 def test_the_verbs_know_volumes(files, tmp_path):
-    assert f"{files}: 0 problems, 2 to look at" in ask("data", "verify", files, "--against", files / "image")
+    assert f"{files}: 0 problems, 2 to look at" in ask("data", "verify", files, "--against", files)
     root = shutil.copytree(files, tmp_path / "scans")
     (root / "image" / "p01.nii.gz").write_bytes(b"")
     assert "p01.nii.gz: 0 bytes" in ask("data", "verify", root, code=2)

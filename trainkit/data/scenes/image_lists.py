@@ -5,19 +5,14 @@ Nothing is decoded.
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-from trainkit.data import folders
 from trainkit.data.folders import Listing, listed_path
 from trainkit.data.formats.image_decode import SUFFIXES
+from trainkit.data.formats.table_files import csv_lines
 from trainkit.data.scenes.files import Scene
 from trainkit.errors import UserError, listing, number_of
-
-LIST_LIMIT = 256 << 20
-"""Largest list, in bytes."""
 
 _IMAGES, _LABELS = ("image", "img", "images"), ("label", "mask", "annotation")
 """Cells of a first line that only says what the others hold."""
@@ -35,7 +30,10 @@ def read(file: Path, root: Path) -> list[Scene]:
     there = Listing(root)
     scenes: dict[str, Scene] = {}
     errors: list[str] = []
-    for number, cells in _lines(file):
+    for number, line in csv_lines(file):
+        cells = [cell.strip() for cell in line]
+        if not any(cells):
+            continue
         if not scenes and not errors and len(cells) == 2 and cells[0] in _IMAGES and cells[1] in _LABELS:
             continue
         try:
@@ -52,17 +50,6 @@ def read(file: Path, root: Path) -> list[Scene]:
     if not scenes:
         raise UserError(str(file), "no lines", _EXPECTED)
     return list(scenes.values())
-
-
-def _lines(file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of the lines of a list that are not empty, with their numbers from 1."""
-    number = 0
-    try:
-        for number, line in enumerate(folders.read_text(file, LIST_LIMIT, _EXPECTED).split("\n"), start=1):
-            if line.strip():
-                yield number, [cell.strip() for cell in next(csv.reader([line.strip()], strict=True))]
-    except csv.Error as error:
-        raise UserError(f"{file}, line {number}", f"cannot be read ({error})", _EXPECTED) from None
 
 
 def _paths(cells: list[str], there: Listing) -> tuple[str, str]:

@@ -3,8 +3,8 @@
 | layout                                          | splits                                   | names of labels from |
 |-------------------------------------------------|------------------------------------------|----------------------|
 | `{train,val}/{image,label}/<patient>.nii.gz`    | TOM500's: `#train`, `#val`, any folder   |                      |
-| `dataset.json`, `imagesTr`, `labelsTr`          | the Decathlon's; `#test` for `imagesTs`  | `dataset.json`       |
-| the same without lists of files                 | nnU-Net's, `<id>_0000`; likewise         | `dataset.json`       |
+| `dataset.json`, `imagesTr`, `labelsTr`          | nnU-Net's, `<id>_0000`, or the           | `dataset.json`       |
+|                                                 | Decathlon's; `#test` for `imagesTs`      |                      |
 | a folder of images and one of labels            | none                                     | `dataset.json`       |
 | files, or one file: to predict for, no labels   | folders                                  |                      |
 
@@ -27,7 +27,6 @@ from trainkit.data.sources import finding, split_of
 from trainkit.data.volumes import label_names
 from trainkit.data.volumes.label_names import Classes
 from trainkit.errors import UserError, few, number_of
-from trainkit.files import Json
 
 IMAGES = ("image", "images", "imagestr")
 """Names of the folder of images, in lower case."""
@@ -209,10 +208,7 @@ def _in_folder(place: Path, split: str | None, labelled: bool, where: str) -> _F
             said = f"two label maps of the id {stem(file)!r}: {file.name} and {other.name}"
             raise UserError(str(labels), said, "one")
     if (file := root / "dataset.json").is_file() and not plain:
-        listed = _described(found, file, test)
-        # Version 1 of nnU-Net lists `<id>.nii.gz` where the files are `<id>_0000.nii.gz`.
-        if any(image.is_file() for image, _ in listed) and not (test and labels):
-            _take_listed(found, listed)
+        _describe(found, file)
     return found
 
 
@@ -247,14 +243,14 @@ def _others(folder: Path) -> list[Path]:
     return [file for file in folders.visible(folder.iterdir()) if file not in volumes]
 
 
-def _described(found: _Found, file: Path, test: bool) -> list[tuple[Path, Path | None]]:
-    """Take over what `dataset.json` says of labels and channels; return image and label map of each case it lists."""
+def _describe(found: _Found, file: Path) -> None:
+    """Take over what `dataset.json` says of labels and channels."""
     said = folders.read_json(file, _JSON_LIMIT, "an object with `labels`", dict)
     if isinstance(said.get("dataset"), dict):
         remedy = "link them to imagesTr/<case>_0000.nii.gz and labelsTr/<case>.nii.gz, or list them in `training`"
         found_ = "the key `dataset`, which lists the files of each case"
         raise UserError(str(file), found_, "files in imagesTr and labelsTr", remedy)
-    found.kind, found.json, found.numbered = "nnU-Net", (file,), True
+    found.kind, found.json, found.numbered = "pair of folders with dataset.json", (file,), True
     found.classes = label_names.of_json(said.get("labels"), str(file))
     names = said.get("channel_names", said.get("modality"))
     if isinstance(names, dict) and len(names) > 1:
@@ -264,28 +260,6 @@ def _described(found: _Found, file: Path, test: bool) -> list[tuple[Path, Path |
         # The same word twice, as in ["CT", "CT"], is told apart by its place.
         repeated = len(set(called)) < len(called)
         found.channels = tuple(f"{name} {place}" if repeated else name for place, name in enumerate(called))
-    listed = said.get("test" if test else "training")
-    return [_entry(found.root, one, f"{file} {n}") for n, one in enumerate(listed if isinstance(listed, list) else [])]
-
-
-def _entry(root: Path, entry: Json, where: str) -> tuple[Path, Path | None]:
-    """Return image and label map of a case of `dataset.json`. Raises UserError for paths that lead out of `root`."""
-    names = (entry.get("image"), entry.get("label")) if isinstance(entry, dict) else (entry,)
-    if not all(isinstance(name, str) for name in names):
-        raise UserError(where, repr(entry)[:200], "paths of an image and its label map")
-    image, *label = (folders.inside(root, str(name), where) for name in names)
-    return image, label[0] if label else None
-
-
-def _take_listed(found: _Found, listed: Sequence[tuple[Path, Path | None]]) -> None:
-    """Take the cases of `dataset.json` in place of the files in the folders."""
-    every = [file for pair in listed for file in pair if file is not None]
-    own = {*found.images, *found.labels.values()}
-    found.left_out["files that dataset.json lists and that do not exist"] = [f for f in every if not f.is_file()]
-    found.left_out["volumes that dataset.json does not list"] = sorted(own.difference(every))
-    found.images = [image for image, _ in listed if image.is_file()]
-    found.labels = {stem(image): label for image, label in listed if label is not None and label.is_file()}
-    found.kind, found.numbered = "Decathlon", False
 
 
 def _grouped(found: _Found, labelled: bool, where: str) -> dict[str, tuple[Path, ...]]:
