@@ -148,6 +148,10 @@ def test_a_score_that_is_not_significantly_better_is_said_with_what_to_change():
     )
     assert said.endswith("train longer (train.length is 20 epochs), or start from pretrained weights")
     assert judged(base[::-1] & base, base).startswith("val/top1 0 is not above the trivial baseline 0.5 (1-NN")
+    tuned = loader.load(RECIPE, ["task.net.weights=a.safetensors"])
+    assert baselines._remedy(tuned) == "train longer (train.length is 20 epochs)", "it starts from weights"
+    probe = loader.load(RECIPE, ["task.net.weights=a.safetensors", "train.length=0 steps"])
+    assert "cp --start fine-tune" in baselines._remedy(probe)
     assert judged(much, base) == ""
     assert "not significantly" in judged(much, base, step=3), "rows of another evaluation: not paired"
     assert judged(much, base, "val/nll", mode="min") == ""

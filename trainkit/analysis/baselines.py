@@ -231,8 +231,16 @@ def _judge(found: Comparison, recipe: Recipe, evaluator: Evaluator, state: Train
     ends = "" if interval is None else f", 95 % CI of the difference {interval.low:+.2g} to {interval.high:+.2g}"
     found.warning = (
         f"{found.metric} {value:.4g} is {how} {side} the trivial baseline {other.metrics[found.score]:.4g} "
-        f"({other.title}{ends}): train longer (train.length is {recipe.train.length}), or start from pretrained weights"
+        f"({other.title}{ends}): {_remedy(recipe)}"
     )
+
+
+def _remedy(recipe: Recipe) -> str:
+    """Return what may help a run that is not better than a trivial baseline."""
+    if not recipe.train.length.amount:
+        return "train more than the last layer (trainkit cp --start fine-tune)"
+    longer = f"train longer (train.length is {recipe.train.length})"
+    return longer if "net" in recipe.task.required_weights() else f"{longer}, or start from pretrained weights"
 
 
 def log(found: Comparison, outcome: Outcome, logger: RunLogger) -> None:
