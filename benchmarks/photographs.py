@@ -1,7 +1,7 @@
 """Compare fine-tuning with a linear probe, and both with sklearn, on small sets of real photographs.
 
     python -m benchmarks.photographs                  measure what is not measured yet, a row for each run
-    ... --side 64 --show                              print the table of the rows that are there
+    ... --side 64 --show                              print the table of the rows that are there alone
     ... --seeds 0 1 --sets cifar --side 64            some rows alone
 
 For each seed images are drawn anew from the sets of `../shared/data`, and a recipe is made of them by
@@ -28,6 +28,7 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 KEPT = ROOT / "build" / "measured" / "photographs.jsonl"
+"""Rows that were measured, unless another file is named."""
 PEDESTRIAN, BICYCLIST = 9, 10
 """Labels of CamVid."""
 Drawn = Iterator[tuple[str, str, str, "Path | Image.Image"]]
@@ -145,7 +146,7 @@ def trained(recipe: Path, variant: str, seed: int) -> dict[str, float]:
     return row
 
 
-def measure(name: str, seed: int, side: int, variants: list[str]) -> None:
+def measure(name: str, seed: int, side: int, variants: list[str], kept: Path) -> None:
     """Measure a set of a seed, and keep a row for each variant."""
     from trainkit.autoconfig import fine_tuning, forecast, new_recipe
 
@@ -168,16 +169,16 @@ def measure(name: str, seed: int, side: int, variants: list[str]) -> None:
         row = {"set": name, "seed": seed, "side": side, "variant": variant, **found}
         row |= {"cpu_s": round(cpu_seconds() - began, 1), "wall_s": round(time.perf_counter() - wall, 1), "load": load}
         row |= {} if variant == PEER else {"forecast_s": round(forecasts[0], 1)}
-        with KEPT.open("a") as kept:
-            kept.write(json.dumps(row) + "\n")
+        with kept.open("a") as file:
+            file.write(json.dumps(row) + "\n")
 
 
-def rows() -> list[dict[str, Any]]:
+def rows(kept: Path) -> list[dict[str, Any]]:
     """Return the rows that are measured."""
-    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.is_file() else []
+    return [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
 
 
-def table(side: int) -> Iterator[str]:
+def table(side: int, kept: Path) -> Iterator[str]:
     """Yield the table of a size, a row for each set: mean and standard deviation over seeds.
 
     The interval is Student's, 95 %, of the difference between the last weights and the probe of the same seed.
@@ -185,7 +186,7 @@ def table(side: int) -> Iterator[str]:
     yield "| set | seeds | trivial | sklearn | probe | fine-tuned, last | best | last - probe | CPU s |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name in SETS:
-        here = [row for row in rows() if (row["side"], row["set"]) == (side, name)]
+        here = [row for row in rows(kept) if (row["side"], row["set"]) == (side, name)]
         library = {row["seed"]: row["score"] for row in here if row["variant"] == PEER}
         tuned = {row["seed"]: row for row in here if row["variant"] == "fine-tuned" and row["seed"] in library}
         if not tuned:
@@ -210,22 +211,20 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=[PEER, *VARIANTS], default=[PEER, "fine-tuned"])
     parser.add_argument("--side", type=int, default=160, help="image size in pixels; `cp` chooses 160 for these sets")
     parser.add_argument("--show", action="store_true", help="print the table of the rows that are there")
+    parser.add_argument("--rows", type=Path, default=KEPT, help="file of the rows, JSON lines")
     asked = parser.parse_args()
-    if asked.show:
-        print(*table(asked.side), sep="\n")
-        return
-    KEPT.parent.mkdir(parents=True, exist_ok=True)
-    for seed in asked.seeds:
+    kept, side = asked.rows.absolute(), asked.side
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    for seed in () if asked.show else asked.seeds:
         for name in asked.sets:
-            done = {
-                row["variant"] for row in rows() if (row["set"], row["seed"], row["side"]) == (name, seed, asked.side)
-            }
+            done = {r["variant"] for r in rows(kept) if (r["set"], r["seed"], r["side"]) == (name, seed, side)}
             left = [variant for variant in asked.variants if variant not in done]
             with tempfile.TemporaryDirectory() as home, contextlib.chdir(home):
                 os.environ["TRAINKIT_STORE"] = f"{home}/store"
                 Path("pretrained").symlink_to(SHARED / "pretrained")
                 if left:
-                    measure(name, seed, asked.side, left)
+                    measure(name, seed, side, left, kept)
+    print(*table(side, kept), sep="\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,10 @@ CONTESTS = {
     "tracking_cost": [],
     "startup": ["--cases", "help", "recipe error"],
 }
-SCRIPTS = {"pair_intervals": ["--sets", "4", "--draws", "20", "--people", "20", "--person", "0"]}
+SCRIPTS = {
+    "pair_intervals": ["--sets", "4", "--draws", "20", "--people", "20", "--person", "0"],
+    "photographs": ["--sets", "cats", "--seeds", "0", "--side", "32", "--rows"],
+}
 SHARED = {"contest", "suite", "results"}
 """What contests and measurements import, and `suite`, which runs contests."""
 
@@ -37,6 +40,10 @@ def test_every_script_is_listed():
 @pytest.mark.parametrize("name", [*CONTESTS, *SCRIPTS])
 def test_a_benchmark_runs(name, tmp_path):
     options = CONTEST + CONTESTS[name] if name in CONTESTS else SCRIPTS[name]
+    if name == "photographs":
+        options = [*options, str(tmp_path / "rows.jsonl")]
+        if not (ROOT.parent / "shared" / "data").is_dir():
+            pytest.skip("no ../shared/data")
     store = {"TRAINKIT_STORE": str(tmp_path / "store"), "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *options],
