@@ -80,7 +80,7 @@ def test_a_recipe_is_what_check_says_as_an_object_and_as_a_dict(pictures):
     assert tree["optim"]["lr"] == 1e-3 and tree["train"]["length"] == "6 steps" and tree["data"]["name"] == "images"
     assert str(recipe) == loader.dump(recipe.settings)
     words = ("optim.lr=0.05", "train.length=2 epochs")
-    assert command("check", "adadistill", *words).startswith(str(trainkit.recipe("adadistill", words)))
+    assert command("check", "adadistill", *words, "--all").startswith(str(trainkit.recipe("adadistill", words)))
     assert str(trainkit.recipe(ROOT / "recipes" / "adadistill.yaml", list(words))) == str(
         trainkit.recipe("adadistill", {"optim.lr": torch.tensor(0.05, dtype=torch.float64), "train.length": "2 epochs"})
     )

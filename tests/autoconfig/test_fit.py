@@ -9,10 +9,12 @@ import organ_volumes
 import people_sets
 import pytest
 import scene_sets
+from click.testing import CliRunner
 from PIL import Image
 
 from trainkit.autoconfig import fit, new_recipe
 from trainkit.autoconfig.fit import Fitted
+from trainkit.cli import main
 from trainkit.config import loader, run_request
 from trainkit.data import pairs_csv
 from trainkit.errors import UserError
@@ -30,6 +32,11 @@ def fitted(recipe: str, data: str, new: str = "mine.yaml"):
         "those of a teacher's too"
     )
     return loader.load(new), text
+
+
+def _faces(root: Path) -> None:
+    for n in range(16):
+        people_sets.picture(root / f"p{n // 4}" / f"{n}.png", n, (24, 24))
 
 
 # What all kinds share
@@ -161,6 +168,34 @@ def test_large_pictures_are_made_smaller_until_a_crop_shows_half_of_one(here):
     scene_sets.put(here / "streets" / "trainannot" / "tall.png", np.zeros((600, 200), np.uint8))
     recipe, _ = fitted("segment", "streets", "other.yaml")
     assert recipe.data.short_side == 136 and recipe.data.size is None, "of different shapes"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "put", "said"),
+    [
+        (
+            "segment",
+            lambda root: scene_sets.folders(root, 12, (64, 96), classes=3),
+            "12 images: one of them moves a score by up to 8 %",
+        ),
+        (
+            "hippocampus",
+            lambda root: organ_volumes.put_set(root, 4),
+            "1 case: one of them moves a score by up to 100 %",
+        ),
+        ("reid", lambda root: people_sets.index(root, 8), "2 people: one of them moves a score by up to 50 %"),
+        ("face_teacher_lfw", _faces, "24 pairs: one of them moves a score by up to 4 %"),
+    ],
+)
+def test_the_command_warns_of_few_samples_to_evaluate(here, caplog, recipe, put, said):
+    if recipe == "hippocampus":
+        pytest.importorskip("nibabel")
+    put(here / "mine")
+    done = CliRunner().invoke(main.main, ["cp", recipe, "mine.yaml", "--data", "mine"], catch_exceptions=False)
+    assert done.exit_code == 0 and f"data.evaluate.val: {said}" in caplog.text
+    caplog.clear()
+    CliRunner().invoke(main.main, ["check", "mine.yaml"], catch_exceptions=False)
+    assert said in caplog.text
 
 
 # Volumes

@@ -292,6 +292,28 @@ def test_files_that_are_not_read_are_told(here):
     assert copied.seen[1] == "left out: 3 files (2 .gif, 1 .jxl) that are not images"
 
 
+def test_all_damaged_images_are_named_at_once_and_splits_without_train_with_what_to_do(here):
+    stripes(here / "patterns", 12, 0)
+    for name in ("across/000.png", "down/003.png"):
+        (here / "patterns" / name).write_bytes(b"no image")
+    said = refused("convnext", "patterns")
+    assert "2 of 36 images are unusable:" in said and "across/000.png: " in said and "down/003.png: " in said
+    stripes(here / "only" / "test", 4, 1)
+    assert "run it with --data only/test, of which a part is held out" in refused("convnext", "only")
+    stripes(here / "only", 4, 2)
+    assert "mkdir only/train && mv only/across only/down only/slanted only/train" in refused("convnext", "only")
+
+
+def test_the_command_prints_what_to_decide_and_leaves_no_recipe_whose_data_does_not_open(here):
+    stripes(here / "patterns", 12, 0)
+    done = CliRunner().invoke(main.main, ["cp", "convnext", "mine.yaml", "--data", "patterns"])
+    assert done.exit_code == 0 and "\n  data.group: do several images share a person or a video?" in done.output
+    for split in ("train", "val"):
+        stripes(here / "twice" / split, 4, 5)
+    done = CliRunner().invoke(main.main, ["cp", "convnext", "other.yaml", "--data", "twice"])
+    assert done.exit_code == 2 and "leakage" in done.output and not Path("other.yaml").exists()
+
+
 def test_the_blocks_that_are_written_read_back_whatever_is_in_them(here):
     stripes(here / "it's #1: a, [b]", 6, 1)
     recipe, _ = fitted("convnext", "it's #1: a, [b]")

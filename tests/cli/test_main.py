@@ -304,11 +304,11 @@ def test_show_of_a_recipe_is_its_header_and_all_its_values(tmp_path, monkeypatch
 
 def test_check_prints_the_resolved_recipe_and_what_is_not_there_and_then_fails(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = ask("check", "adadistill", "optim.lr=0.5")
+    text = ask("check", "adadistill", "optim.lr=0.5", "--all")
     assert "\n  lr: 0.5\n" in text and "not there yet" not in text
     teacher = "task.teacher={net: {name: iresnet18, embedding: 128}, weights: teacher.pth}"
     text = ask("check", "adadistill", "data.train=nowhere", "data.evaluate={a: gone.bin}", "evaluations={a: {}}",
-               "best=null", teacher, code=2)  # fmt: skip
+               "best=null", teacher, "--all", code=2)  # fmt: skip
     text, _, error = text.rpartition("error: ")
     assert error.startswith(f"{tmp_path}/nowhere: does not exist"), "as run says"
     absent = [line for line in text.splitlines() if line.startswith("# not there yet: ")]
@@ -318,12 +318,14 @@ def test_check_prints_the_resolved_recipe_and_what_is_not_there_and_then_fails(t
         "# not there yet: task.teacher.weights: teacher.pth does not exist",
     ]
     (tmp_path / "again.yaml").write_text(text)
-    assert ask("check", "again.yaml", code=2).startswith(text), "what it prints is a recipe"
+    assert ask("check", "again.yaml", "--all", code=2).startswith(text), "what it prints is a recipe"
+    assert ask("check", "again.yaml", code=2).partition("error: ")[0] == "".join(f"{x[2:]}\n" for x in absent)
     assert sorted(tmp_path.iterdir()) == [tmp_path / "again.yaml"], "no store, no data"
 
 
 @pytest.mark.parametrize(
-    "words", [["check", "mine.yaml"], ["run", "mine.yaml", "--check"], ["sweep", "mine.yaml", "seed=1,2", "--check"]]
+    "words",
+    [["check", "mine.yaml", "--all"], ["run", "mine.yaml", "--check"], ["sweep", "mine.yaml", "seed=1,2", "--check"]],
 )
 def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
@@ -334,7 +336,8 @@ def test_check_ends_by_saying_that_the_recipe_is_valid_beside_what_it_prints(tmp
     verb = "sweep mine.yaml seed=1,2" if words[0] == "sweep" else "run mine.yaml"
     assert following == f"Next: trainkit {verb}  # train it" and click_commands.parsed(following)
     Path("printed.yaml").write_text(done.stdout)
-    assert loader.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
+    if words[0] == "check":
+        assert loader.load(Path("printed.yaml")).name == "convnext", "what it prints is a recipe"
     done = CliRunner().invoke(main.main, [*words, "optim.lrr=1"], catch_exceptions=False)
     assert done.exit_code == 2 and "valid: " not in done.output
 
@@ -343,8 +346,8 @@ def test_a_recipe_in_this_folder_comes_before_a_shipped_one_of_its_name(tmp_path
     monkeypatch.chdir(tmp_path)
     mine = (ROOT / "recipes" / "face_teacher.yaml").read_text().replace("\nname:", "\nseed: 7\nname:")
     (tmp_path / "face_teacher.yaml").write_text(mine)
-    assert "\nseed: 7\n" in ask("check", "face_teacher.yaml")
-    assert "\nseed: 0\n" in ask("check", "face_teacher")
+    assert "\nseed: 7\n" in ask("check", "face_teacher.yaml", "--all")
+    assert "\nseed: 0\n" in ask("check", "face_teacher", "--all")
 
 
 def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch):
@@ -355,10 +358,11 @@ def test_cp_marks_what_to_change_and_its_copy_passes_check(tmp_path, monkeypatch
         f"mine.yaml: change the {text.count(new_recipe.MARK)} lines marked with {new_recipe.MARK!r}\n"
     )
     assert said.splitlines()[-1] == "Next: trainkit check mine.yaml  # validate it"
-    resolved, *explained = ask("check", "mine.yaml").partition("# to decide")
-    assert resolved == ask("check", "face_teacher") and len("".join(explained).splitlines()) == text.count(
-        new_recipe.MARK
-    )
+    explained = ask("check", "mine.yaml").splitlines()
+    assert all(line.startswith("to decide: line ") for line in explained)
+    assert len(explained) == text.count(new_recipe.MARK)
+    resolved = ask("check", "mine.yaml", "--all").partition("\nname: ")[2]
+    assert resolved == ask("check", "face_teacher", "--all").partition("name: ")[2]
     assert "already exists" in ask("cp", "face_teacher", "mine.yaml", code=2) and Path("mine.yaml").read_text() == text
 
 
@@ -433,9 +437,8 @@ def test_show_of_a_run_and_of_a_checkpoint(store, monkeypatch):
 
 def test_the_command_works_uninstalled_and_from_any_folder(tmp_path):
     file = ROOT / "trainkit" / "run.py"
-    expected = loader.dump(loader.load(ROOT / "recipes" / "adadistill.yaml", ["optim.lr=0.5"]))
     done = command(str(file), "recipes/adadistill.yaml", "optim.lr=0.5", "--check", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+    assert done.returncode == 0 and "\nvalid: " in f"\n{done.stderr}", done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -465,7 +468,7 @@ def test_the_command_reads_its_words_in_any_order(monkeypatch):
     for words in asked:
         assert CliRunner().invoke(train.run, words).exit_code == 143
     done = CliRunner().invoke(train.run, ["adadistill", "--check"])
-    assert done.stdout == loader.dump(loader.load(ROOT / "recipes" / "adadistill.yaml"))
+    assert "valid: " in done.stderr
     assert [(str(o.path), o.resume, tuple(o.overrides), tuple(o.plugins)) for o in orders] == [
         ("x.yaml", "", (), ()),
         ("x.yaml", "name", ("a=1", "b=2"), ()),

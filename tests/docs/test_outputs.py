@@ -217,7 +217,7 @@ def test_what_a_page_shows_is_printed_and_the_recipe_that_a_tutorial_makes_is_va
         if words[1] == "check":
             printed = real(words[1:], refused=False)
             marked = "# <-" in Path(words[2]).read_text(encoding="utf-8")
-            assert ("# to decide: line " in printed) is marked and "not there yet" not in printed
+            assert ("to decide: line " in printed) is marked and "not there yet" not in printed
 
 
 @pytest.mark.slow

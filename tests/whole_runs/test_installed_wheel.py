@@ -107,11 +107,12 @@ def test_in_an_empty_folder_recipes_are_listed_shown_copied_and_checked_by_name(
         Path(n).stem for n in SHIPPED if n.startswith("recipes")
     }
     assert "name: convnext" in succeed(trainkit, "show", "convnext", cwd=empty)
-    for command in (("check", "convnext"), ("check", "adadistill"), ("run", "recipes/convnext.yaml", "--check")):
-        assert f"name: {Path(command[1]).stem}" in succeed(trainkit, *command, cwd=empty)
+    for command in (("check", "convnext", "--all"), ("check", "adadistill", "--all")):
+        assert f"name: {command[1]}" in succeed(trainkit, *command, cwd=empty)
+    succeed(trainkit, "run", "recipes/convnext.yaml", "--check", cwd=empty)
     assert "class_names" not in listed and not list(empty.iterdir()), "nothing was made"
     succeed(trainkit, "cp", "adadistill", "mine.yaml", cwd=empty)
-    checked = succeed(trainkit, "check", "mine.yaml", cwd=empty)  # its teacher is still the recipe that ships
+    checked = succeed(trainkit, "check", "mine.yaml", "--all", cwd=empty)  # its teacher is still the recipe that ships
     assert "recipe: face_teacher.yaml" in checked
     done = python(trainkit, "run", "convnexxt", cwd=empty)
     assert (

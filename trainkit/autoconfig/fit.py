@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeVar
@@ -250,7 +251,21 @@ def parts(text: str, opened: Callable[[str], object], *, folders: bool = False) 
                 continue
             found[name] = f"{text}#{word}"
             break
+    if folders and place and found and "train" not in found:
+        _refuse_without_train(place, text, [one.partition("#")[2] for one in found.values()], there)
     return found.pop("train", text), found
+
+
+def _refuse_without_train(place: Path, text: str, splits: Sequence[str], there: Sequence[str]) -> None:
+    """Raise UserError for splits to evaluate on beside no `train`: what else lies there would hold their images too."""
+    if not set(splits) <= set(there):
+        return
+    others = sorted(set(there) - set(splits))
+    remedy = f"run it with --data {text}/{splits[0]}, of which a part is held out"
+    if others:
+        moved = shlex.join(["mv", *(f"{text}/{name}" for name in others), f"{text}/train"])
+        remedy = f"mkdir {shlex.quote(f'{text}/train')} && {moved}" if len(others) < 20 else "move the classes there"
+    raise UserError(str(place), f"{' and '.join(splits)} without train", f"{text}/train with the classes", remedy)
 
 
 def score(fitted: Fitted, sets: Mapping[str, str], *, like: Mapping[str, str] | None = None) -> None:

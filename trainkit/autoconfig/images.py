@@ -30,7 +30,7 @@ from trainkit.data.formats import image_decode
 from trainkit.data.images.dataset import Images
 from trainkit.data.record import Columns, Record, Source
 from trainkit.data.sources import HELD_OUT, HELD_OUT_TEST
-from trainkit.data.threads import each, threads
+from trainkit.data.threads import every
 from trainkit.errors import UserError, few
 from trainkit.paths import locate
 
@@ -116,7 +116,7 @@ def look(source: Source, size: tuple[int, int], fit: Literal["crop", "stretch"] 
         return pixels.shape[:2], pretrained.colours(pixels), values.mean(0), (values**2).mean(0)
 
     began = time.perf_counter()
-    read = list(each(one, chosen, threads()))
+    read = every(one, chosen, source.where, "images")
     took = (time.perf_counter() - began) / len(read)
     mean, std = fitting.moments((first, second) for *_, first, second in read)
     return Looked(

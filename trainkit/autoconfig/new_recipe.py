@@ -34,6 +34,8 @@ class Copied:
     """Lines that are to be decided."""
     seen: tuple[str, ...] = ()
     """Sentences about the data."""
+    decide: tuple[str, ...] = ()
+    """Keys of these lines, and what is to be decided, where the data is known."""
     files: tuple[Path, ...] = ()
     """The new recipe, and those of the weights that it starts from."""
 
@@ -152,7 +154,10 @@ def _fitted(
     new.write_text(text, encoding="utf-8")
     marked = text.count(SIGN) + sum(one.marked for one in made)
     seen = (*fitted.seen, *([f"start: {fitted.start}"] if fitted.start else []))
-    return Copied(marked, seen, (new, *fitted.files, *(file for one in made for file in one.files)))
+    decide = [f"{yaml_reader.dotted(key)}: {note.text}" for key, note in fitted.notes.items() if note.decide]
+    decide += [f"{one.files[0].name}, {sentence}" for one in made for sentence in one.decide]
+    files = (new, *fitted.files, *(file for one in made for file in one.files))
+    return Copied(marked, seen, tuple(decide), files)
 
 
 def _rename(node: yaml_reader.Tree, old: str, new: str) -> None:

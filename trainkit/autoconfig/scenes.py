@@ -30,8 +30,8 @@ from trainkit.data.scenes.files import Scene
 from trainkit.data.scenes.label_maps import Labels
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.split import Holdout
-from trainkit.data.threads import attempt, each, threads
-from trainkit.errors import UserError, few, listing, number_of
+from trainkit.data.threads import every
+from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import IGNORED
 from trainkit.models.segmentation_specs import SMP
 
@@ -107,13 +107,7 @@ def _look(text: str, some: Sequence[Scene], labels: Labels) -> Looked:
         shape = files.header(scene)[0]
         return shape, mask_store.counted(files.read_classes(scene, labels, shape), len(labels.names))
 
-    every = list(each(attempt(read), some, threads()))
-    remedy = f"`trainkit data verify {text}` lists them all"
-    if bad := [str(one) for one in every if isinstance(one, UserError)]:
-        raise UserError(
-            text, f"{len(bad)} of {len(some)} images or masks cannot be used:{listing(bad)}\n", remedy=remedy
-        )
-    shapes, counts = zip(*(one for one in every if not isinstance(one, UserError)), strict=True)
+    shapes, counts = zip(*every(read, some, text, "images or masks"), strict=True)
     looked = Looked(labels.names, np.asarray(shapes, np.int64), np.asarray(counts, np.int64))
     there = (looked.counts[:, :-1] > 0).sum(0).tolist()
     if error := checks.mistake(text, labels.names, there, looked.counts, train=False, numbers=not labels.coloured):
@@ -123,7 +117,7 @@ def _look(text: str, some: Sequence[Scene], labels: Labels) -> Looked:
 
 def _encoder(fitted: Fitted, some: Sequence[Scene], text: str, median: Sequence[int]) -> Weights | None:
     """Read some images: write their mean and deviation, and choose a pretrained encoder by what they show."""
-    means, squares, colours = zip(*each(_pixels, some, threads()), strict=True)
+    means, squares, colours = zip(*every(_pixels, some, text, "images"), strict=True)
     mean, std = fit.moments(zip(means, squares, strict=True))
     fitted.put("data.mean", mean, f"of {len(some)} images")
     fitted.put("data.std", std)

@@ -14,7 +14,7 @@ from trainkit.autoconfig.fit import Fitted
 from trainkit.config.schema import Recipe
 from trainkit.data.formats import nifti, volume_grid
 from trainkit.data.sources import HELD_OUT
-from trainkit.data.threads import each, threads
+from trainkit.data.threads import each, every, threads
 from trainkit.data.volumes import importer, label_names, reader, sources, volume_store
 from trainkit.data.volumes.augment import sides
 from trainkit.data.volumes.dataset import Volumes
@@ -52,7 +52,7 @@ def look(source: VolumeSource) -> Looked:
 
     Raises UserError at the first that cannot be read.
     """
-    headers = list(each(reader.read_header, source.cases, threads()))
+    headers = every(reader.read_header, source.cases, source.where, "cases")
     counts = Counter(header.channels for header in headers)
     usual = len(source.channels) or counts.most_common(1)[0][0]
     for header in headers:

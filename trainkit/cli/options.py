@@ -204,15 +204,16 @@ def announce_start(what: str) -> None:
         echo(f"{what}: starting; loading torch and accelerate", err=True)
 
 
-def say_valid(request: RunRequest) -> int:
-    """Print the resolved recipe of a request, and to stderr that it is valid, with the command that trains it.
+def say_valid(request: RunRequest, whole: bool = False) -> int:
+    """Print what is to decide in the recipe of a request, and to stderr that it is valid, with the command that trains
+    it; if `whole` print the resolved recipe too.
 
-    Raises UserError, after the recipe is printed, where a run of it would not start.
+    Raises UserError, after that is printed, where a run of it would not start.
     """
     refuse_errors(request)
     from trainkit.experiments import recipe_check
 
-    echo(recipe_check.check(request), nl=False)
+    echo(recipe_check.check(request, whole), nl=False)
     for name in recipe_check.open_all(request):
         said = "its data is large and was not opened; preflight opens it and checks what depends on it"
         echo(f"{name}: {said}", err=True)

@@ -130,17 +130,19 @@ def _next_of_run(folder: RunFolder) -> None:
         next_step("ui", why="curves, images and speed", err=True)
 
 
-@recipe_command()
-def check(recipe: str, overrides: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Validate RECIPE, print it with defaults, and open its data.
+@recipe_command(
+    click.option("--all", "whole", is_flag=True, help="Also print the recipe with all defaults: a valid recipe itself.")
+)
+def check(recipe: str, overrides: tuple[str, ...], whole: bool, plugins: tuple[str, ...]) -> None:
+    """Validate RECIPE, open its data, and explain what to decide.
 
-    Also opens its weights. Reports all errors at once. What is printed to stdout is a valid recipe itself.
+    Also opens its weights. Reports all errors at once.
 
     Example: trainkit check mine.yaml optim.lr=0.01
     """
     from trainkit.config.run_request import RunRequest
 
-    say_valid(RunRequest(recipe_file(recipe), overrides, plugins))
+    say_valid(RunRequest(recipe_file(recipe), overrides, plugins), whole)
 
 
 @click.command()
@@ -187,6 +189,10 @@ def cp(
     copied = new_recipe.copy(
         path, new, plugins, data=data, run=run, asked=fit.Asked(start, weights, test, read_columns(columns))
     )
+    if data is not None:
+        from trainkit.experiments import recipe_check
+
+        recipe_check.open_copied(copied.files, plugins)
     for sentence in copied.seen:
         echo(sentence)
     lines = f"the {copied.marked} lines" if copied.marked != 1 else "the line"
@@ -197,6 +203,8 @@ def cp(
         echo(f"{files}: change {lines} marked with {new_recipe.MARK!r}")
     else:
         echo(f"{files}: decide {lines} marked with {new_recipe.SIGN.strip()!r}")
+    for sentence in copied.decide:
+        echo(f"  {sentence}")
     next_step("check", new, *plugin_words(plugins), why="validate it")
 
 

@@ -27,7 +27,7 @@ NEWEST = ""
 
 _checked_and_resumed = (
     click.option(
-        "--check", is_flag=True, help="Validate only: print the resolved recipe, open data and weights, then exit."
+        "--check", is_flag=True, help="Validate only: open data and weights, print what is to decide, then exit."
     ),
     click.option(
         "--resume",

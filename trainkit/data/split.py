@@ -18,7 +18,7 @@ from trainkit.config.units import Share
 from trainkit.data import leakage, sources
 from trainkit.data.leakage import Held
 from trainkit.data.sources import HELD_OUT, PARTS, SAMPLE
-from trainkit.errors import UserError, few
+from trainkit.errors import UserError, few, number_of
 from trainkit.interfaces import Batch, Data, NamesEvaluationSets, NamesTrainingSet, RowOrder, Split, ThreadSafeFetch
 
 _log = logging.getLogger(__name__)
@@ -92,6 +92,22 @@ def check_batch(split: Split, batch_size: int) -> None:
 def spread(size: int, most: int) -> np.ndarray:
     """Return `most` of `size` places at equal distances, int64, the same in every run; all where there are fewer."""
     return np.arange(size) if size <= most else (2 * np.arange(most) + 1) * size // (2 * most)
+
+
+FEW, FEW_OF_A_CLASS = 30, 5
+"""Samples of an evaluation set, and of a class in it, below which a warning says so."""
+
+
+def warn_of_few(where: str, size: int, what: str, counts: Mapping[str, int]) -> None:
+    """Warn of an evaluation set so small that one sample moves its score, and of classes with few samples in it.
+
+    `what` is the plural noun of samples; `counts` has the samples of each class, and is empty without classes.
+    """
+    said = [f"{number_of(size, what)}: one of them moves a score by up to {100 / size:.0f} %"] if size < FEW else []
+    if rare := [name for name, count in counts.items() if 0 < count < FEW_OF_A_CLASS]:
+        said.append(f"fewer than {FEW_OF_A_CLASS} {what} of {few(rare)}")
+    for sentence in said:
+        _log.warning("%s: %s", where, sentence)
 
 
 # ---- Groups that are held out of training

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from trainkit.errors import UserError
+from trainkit.errors import UserError, listing
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
@@ -33,6 +33,21 @@ def each(function: Callable[[Item], Made], items: Iterable[Item], threads: int, 
         finally:
             for future in ahead:
                 future.cancel()
+
+
+def every(function: Callable[[Item], Made], items: Sequence[Item], where: str, what: str) -> list[Made]:
+    """Return the results of `function` for all items of a set. Raises UserError that lists all that fail.
+
+    `what` is the plural noun of items.
+    """
+    found = list(each(attempt(function), items, threads()))
+    bad = [one for one in found if isinstance(one, UserError)]
+    if len(bad) == 1:
+        raise bad[0]
+    if bad:
+        found = f"{len(bad)} of {len(items)} {what} are unusable:{listing(map(str, bad))}\n"
+        raise UserError(where, found, remedy="repair or remove them")
+    return [one for one in found if not isinstance(one, UserError)]
 
 
 def attempt(function: Callable[[Item], Made]) -> Callable[[Item], Made | UserError]:

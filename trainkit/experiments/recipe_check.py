@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainkit.autoconfig import new_recipe
@@ -30,8 +30,8 @@ MOST_FILES, MOST_BYTES = 5_000, 64 << 20
 """Largest sets that are opened: of so many images of 32 pixels it takes some 10 s of a core, once."""
 
 
-def check(request: RunRequest) -> str:
-    """Return the resolved recipe (the first of several), notes, and the settings of a sweep.
+def check(request: RunRequest, whole: bool = True) -> str:
+    """Return notes, the settings of a sweep, and if `whole` the resolved recipe (the first of several) below them.
 
     The notes are about missing data and weights and about marked lines. Uses no device and no store. Raises ConfigError
     with every error of the recipe and of its dependencies, and UserError for names that timm does not have.
@@ -58,7 +58,22 @@ def check(request: RunRequest) -> str:
     if request.sweep:
         said += [f"{child.title}: {child.overrides}" for child in children[:_SHOWN]]
         said += [f"and {len(children) - _SHOWN} more"] if len(children) > _SHOWN else []
-    return loader.dump(recipe) + "".join(f"# {line}\n" for line in said)
+    if not whole:
+        return "".join(f"{line}\n" for line in said)
+    return "".join(f"# {line}\n" for line in said) + loader.dump(recipe)
+
+
+def open_copied(files: Sequence[Path], plugins: Sequence[str]) -> None:
+    """Open the data of a recipe that was copied, if it is small, as its run would. Raises UserError, and removes the
+    `files` of the copy, the recipe first, where that fails."""
+    recipe = load(RunRequest(files[0], plugins=tuple(plugins)))
+    try:
+        if _is_opened(recipe):
+            recipe.data.open(recipe.seed)
+    except UserError:
+        for file in files:
+            file.unlink()
+        raise
 
 
 def open_all(request: RunRequest, large: bool = False) -> list[str]:

@@ -271,7 +271,8 @@ def test_sets_whose_scores_rest_on_few_images_are_told(tmp_path, caplog):
     Images(train=str(root), evaluate={"few": str(few), "uneven": str(uneven)}, image_size=8).open(0)
     told = [record.getMessage() for record in caplog.records if "evaluate" in record.getMessage()]
     assert told == [
-        "data.evaluate.few: 2 images: a share of them can only be 0, 0.5, 1, ...",
+        "data.evaluate.few: 2 images: one of them moves a score by up to 50 %",
+        "data.evaluate.few: fewer than 5 images of a, b",
         "data.evaluate.uneven: fewer than 5 images of a",
     ]
 

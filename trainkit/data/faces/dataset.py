@@ -19,7 +19,7 @@ from trainkit.data.faces import held_out
 from trainkit.data.leakage import Held
 from trainkit.data.record import Source
 from trainkit.data.sources import HELD_OUT
-from trainkit.data.split import TrainSplit, check_evaluate, evaluated, missing
+from trainkit.data.split import TrainSplit, check_evaluate, evaluated, key, missing, warn_of_few
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Pairs, Protocol
@@ -84,6 +84,9 @@ class Faces:
             else FaceSplit(name, self._packed_evaluation(name), seed)
             for name, place in evaluated(self.evaluate, held is not None).items()
         }
+        for name, split in scored.items():
+            if isinstance(split.protocol, Pairs):
+                warn_of_few(key(name), len(split.protocol.same), "pairs", {})
         shape = (3, self.image_size, self.image_size)
         return Dataset(DatasetInfo(len(train.names), shape, train.digest, train.names), train, scored)
 

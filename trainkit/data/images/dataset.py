@@ -28,7 +28,9 @@ from trainkit.data.split import (
     check_batch,
     check_leaks,
     evaluated,
+    key,
     missing,
+    warn_of_few,
 )
 from trainkit.data.storage.image_store import Packed, is_packed
 from trainkit.errors import UserError, few
@@ -50,11 +52,6 @@ SAMPLES = {
     "eyes": ("trainkit.data.synthetic.eyes", r"(p\d+)_\d+\.png$"),
 }
 """Built-in sets by name: the module that draws it, and the expression that finds the group of an image."""
-
-FEW_IMAGES = 30
-"""Images of an evaluation set below which a warning says so."""
-FEW_OF_A_CLASS = 5
-"""Images of a class in an evaluation set below which its scores are said to rest on few."""
 
 Kind = Literal["classes", "separation", "inspection", "retrieval"]
 
@@ -146,7 +143,8 @@ class Images:
             known = _present(data, rows) if self.open_set else names
             scored[name] = self._split(name, data, rows, known, seed)
             self._check_classes(f"data.evaluate.{name}", scored[name], names)
-            _warn_of_few(f"data.evaluate.{name}", scored[name])
+            counts = np.bincount(scored[name].label[scored[name].label >= 0], minlength=len(known))
+            warn_of_few(key(name), scored[name].size, "images", dict(zip(known, counts.tolist(), strict=True)))
         self._check_leaks(train, scored)
         evaluations: dict[str, ImageSplit] = {}
         for name, split in scored.items():
@@ -260,17 +258,6 @@ class Images:
             return None
         counts = np.bincount(train.label, minlength=len(train.names))
         return (1.0 / np.maximum(counts, 1))[train.label]
-
-
-def _warn_of_few(where: str, split: ImageSplit) -> None:
-    """Warn of a set, or of classes in it, whose scores move by leaps."""
-    if split.size < FEW_IMAGES:
-        steps = ", ".join(f"{k / split.size:.3g}" for k in range(3) if k <= split.size)
-        _log.warning("%s: %d images: a share of them can only be %s, ...", where, split.size, steps)
-        return
-    counts = np.bincount(split.label[split.label >= 0], minlength=len(split.names))
-    if small := [split.names[k] for k in np.flatnonzero((counts > 0) & (counts < FEW_OF_A_CLASS)).tolist()]:
-        _log.warning("%s: fewer than %d images of %s", where, FEW_OF_A_CLASS, few(small))
 
 
 @dataclass(frozen=True, eq=False)

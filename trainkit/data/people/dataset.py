@@ -26,7 +26,17 @@ from trainkit.data.people.pk_sampler import Cells, Draw, DrawnRowOrder, Sampler,
 from trainkit.data.people.searches import combined, search
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.sources import HELD_OUT
-from trainkit.data.split import HoldOut, Holdout, TrainSplit, by_another_seed, check_leaks, evaluated, key, missing
+from trainkit.data.split import (
+    HoldOut,
+    Holdout,
+    TrainSplit,
+    by_another_seed,
+    check_leaks,
+    evaluated,
+    key,
+    missing,
+    warn_of_few,
+)
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Search
@@ -139,6 +149,8 @@ class People:
             index = whole if place == HELD_OUT else people_index.indexed(place, "val", self.columns)
             rows, protocol = search(index, held if place == HELD_OUT else np.arange(len(index)), known, key(name))
             asked[name] = index, rows, protocol
+            searched = index.person[rows]
+            warn_of_few(key(name), len(np.unique(searched[searched >= 0])), "people", {})
             notes += [f"{name}: {said}" for said in (protocol.rule, *_left_out(index, known, protocol))]
         train = self._split("train", whole, kept, names, known, coder, seed)
         scored: dict[str, PeopleSplit] = {}

@@ -20,7 +20,7 @@ from trainkit.data.scenes.label_maps import Colour, Labels
 from trainkit.data.scenes.mask_store import PackedMasks
 from trainkit.data.scenes.sources import SceneSource
 from trainkit.data.scenes.splits import SceneCrops, SceneSet, WholeScenes
-from trainkit.data.split import check_leaks, check_names, key, missing
+from trainkit.data.split import check_leaks, check_names, key, missing, warn_of_few
 from trainkit.data.storage.image_store import Packed
 from trainkit.errors import UserError, few
 from trainkit.interfaces import Dataset, DatasetInfo
@@ -145,6 +145,9 @@ class Scenes:
         evaluations: dict[str, WholeScenes] = {}
         for name, one in packed.items():
             evaluations |= self._evaluations(name, self._scored(one, *found[name]))
+        for name in self.evaluate:
+            shown = (np.asarray(packed[name].masks.counts)[:, :-1] > 0).sum(0)
+            warn_of_few(key(name), len(packed[name].ids), "images", dict(zip(whole.names, shown.tolist(), strict=True)))
         held = {name: evaluations[name].held() for name in self.evaluate}
         remedy = "remove them from one of the sets, or set `leakage: allow`"
         check_leaks(train.held(), held, self.leakage, "each image in one split", remedy)

@@ -16,7 +16,7 @@ from pydantic import Field
 from trainkit.config.ranges import Fraction, Side, Whole
 from trainkit.data import sources
 from trainkit.data.sources import HELD_OUT, SAMPLE
-from trainkit.data.split import check_evaluate, check_leaks, evaluated, key, missing
+from trainkit.data.split import check_evaluate, check_leaks, evaluated, key, missing, warn_of_few
 from trainkit.data.volumes import fingerprint, importer, label_names
 from trainkit.data.volumes import sources as volume_sources
 from trainkit.data.volumes.augment import VolumeAugment
@@ -122,7 +122,10 @@ class Volumes:
         for name, place in places.items():
             packed, cases = (whole, held) if place == HELD_OUT else (sets[name], np.arange(len(sets[name])))
             scored[name] = CaseSplit(name, packed, cases)
-            _check_fit(f"data.evaluate.{name}", whole, packed)
+            _check_fit(key(name), whole, packed)
+            voxels = np.asarray([packed.case(case).foreground[1:] for case in cases.tolist()])
+            counts = dict(zip(packed.names[1:], (voxels > 0).sum(0).tolist(), strict=True))
+            warn_of_few(key(name), len(cases), "cases", counts)
         self._check_leaks(train, scored)
         self.augment.check_labels(whole.names)
         evaluations: dict[str, CaseSplit | PatchSplit] = {}
