@@ -20,6 +20,18 @@ def test_letters_of_any_script_give_no_warning():
         figure.savefig(io.BytesIO(), format="png")
 
 
+def test_letters_that_no_font_has_are_escaped_and_that_is_told_once(caplog):
+    style._tell_absent.cache_clear()
+    figure, (axes,) = style.blank(2.0)
+    axes.set_xticks([0, 1], ["\U000f1234 a", "café"])
+    style.titled(figure, "кот \U000f1235")
+    for _ in range(2):
+        figure.savefig(io.BytesIO(), format="png")
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["\\U000f1234 a", "café"]
+    assert figure.texts[0].get_text() == "кот \\U000f1235"
+    assert caplog.text.count("no font has") == 1
+
+
 def test_long_titles_are_wrapped_inside_the_figure():
     figure, _ = style.blank(2.0)
     style.titled(figure, "Overlays on validation, step 100: " + "some more words " * 9, "about " * 60)

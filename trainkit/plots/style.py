@@ -6,8 +6,9 @@ A figure is 7.5 inches wide, 900 pixels at 120 dpi, so that text of 9 points sta
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import warnings
+import logging
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.typing import LegendLocType
+
+_log = logging.getLogger(__name__)
 
 WIDTH = 7.5
 DPI, FINE_DPI = 120, 160
@@ -145,12 +148,8 @@ class Sheet:
 
 @functools.cache
 def _plain_figure() -> type[Figure]:
-    from matplotlib import font_manager
     from matplotlib.figure import Figure
     from matplotlib.text import Text
-
-    installed = {font.name for font in font_manager.fontManager.ttflist}
-    families = [family for family in _FONTS if family in installed]
 
     class PlainFigure(Figure):
         """A figure whose `savefig` draws text as it is.
@@ -161,17 +160,53 @@ def _plain_figure() -> type[Figure]:
         def savefig(self, fname: Any, *, transparent: bool | None = None, **settings: Any) -> None:
             """Write the figure to a file."""
             axes = [axis for each in self.axes for axis in (each.xaxis, each.yaxis)]
+            for axis in axes:  # what is drawn at ticks is asked of these again
+                ticks = [text.get_text() for text in axis.get_ticklabels()]
+                if (drawn := [_drawable(word) for word in ticks]) != ticks:
+                    axis.set_ticks(axis.get_ticklocs(), drawn)
             powers = {text for axis in axes if axis.get_scale() == "log" for text in axis.findobj(Text)}
             for text in self.findobj(Text):
                 if text not in powers:  # 10⁻³ is such a formula
                     text.set_parse_math(False)
-                if not text.get_text().isascii():
-                    text.set_fontfamily(families)
-            with warnings.catch_warnings():  # of letters that no font has
-                warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-                super().savefig(fname, transparent=transparent, **settings)
+                if not (words := text.get_text()).isascii():
+                    text.set_text(_drawable(words))
+                    found = (_family(letter) for letter in words if not letter.isascii())
+                    text.set_fontfamily([_FONTS[0], *dict.fromkeys(name for name in found if name)])
+            super().savefig(fname, transparent=transparent, **settings)
 
     return PlainFigure
+
+
+def _drawable(text: str) -> str:
+    """Escape the letters that no font has, and say once that some are: `\\u732b`."""
+    absent = {letter for letter in text if not letter.isascii() and _family(letter) is None}
+    if absent:
+        _tell_absent()
+    return "".join(letter.encode("unicode_escape").decode() if letter in absent else letter for letter in text)
+
+
+@functools.cache
+def _family(letter: str) -> str | None:
+    """Return the family by which a letter is drawn, one of `_FONTS` if it can be; None where no font has it."""
+    from matplotlib import font_manager
+
+    fonts = [font for font in font_manager.fontManager.ttflist if font.style == "normal" and "Resort" not in font.name]
+    fonts.sort(key=lambda font: _FONTS.index(font.name) if font.name in _FONTS else len(_FONTS))
+    return next((font.name for font in fonts if ord(letter) in _letters(font.fname)), None)
+
+
+@functools.cache
+def _letters(file: str) -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    with contextlib.suppress(OSError, RuntimeError):  # a font that was removed, or is damaged
+        return frozenset(FT2Font(file).get_charmap())
+    return frozenset()
+
+
+@functools.cache
+def _tell_absent() -> None:
+    _log.warning("no font has some letters of names in figures, which are escaped: install one, as Noto Sans CJK")
 
 
 def line(number: int) -> dict[str, Any]:
