@@ -19,7 +19,9 @@ def test_costs_add_up_where_a_run_goes_on(store, monkeypatch):
     assert not any(key.startswith("cost/") for key in cut.history.metrics)
     kept = cut.last.state
     ran = run(*words, resume="")
-    ((name, (point,)),) = [m for m in ran.history.metrics.items() if m[0].startswith("cost/")]
+    spent = {name: points for name, points in ran.history.metrics.items() if name.startswith("cost/")}
+    (used,), (point,), name = spent.pop(cost.USED), spent["cost/core_hours"], "cost/core_hours"
+    assert 0 < used.value <= point.value * 1.05 and used.value > kept["spent"][cost.USED], "counted over the resume"
     assert ran.folder == cut.folder and name == "cost/core_hours" and point.step == 12
     cores = cost.allotted(SimpleNamespace(all_gather=lambda thing: [thing], device=SimpleNamespace(type="cpu")))[name]
     least = kept["elapsed"] + ran.series("final/time/total_s")[0]

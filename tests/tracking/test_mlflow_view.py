@@ -64,7 +64,10 @@ def test_the_charts_begin_with_the_loss_the_primary_score_and_the_throughput():
     ]  # fmt: skip
     first = found["compareRunSections"][0]
     assert {chart["metricSectionId"] for chart in found["compareRunCharts"]} == {first["uuid"]}
-    assert columns("metrics") == ["best/lfw/eer", "baseline/lfw/eer", "speed/samples_per_s", "lfw/eer", "train/loss"]
+    mean = "final/speed/samples_per_s"
+    assert columns("metrics") == ["best/lfw/eer", "baseline/lfw/eer", mean, "lfw/eer", "train/loss"]
+    begin(params={"task": {"net": {"probe": True}}}, primary_metric="lfw/eer", higher_is_better=False)
+    assert columns("metrics")[1:4] == ["baseline/lfw/eer", "probe/lfw/eer", mean]
 
 
 def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_changes_them():
@@ -73,7 +76,7 @@ def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_ch
     assert "`best/lfw/eer`" in tags()["mlflow.note.content"]
     view, before = json.loads(tags()["mlflow.sharedViewState.trainkit"]), state()
     assert before["selectedColumns"][:4] == [
-        "metrics.`best/lfw/eer`", "metrics.`baseline/lfw/eer`", "metrics.`speed/samples_per_s`", "params.`seed`",
+        "metrics.`best/lfw/eer`", "metrics.`baseline/lfw/eer`", "metrics.`final/speed/samples_per_s`", "params.`seed`",
     ]  # fmt: skip
     assert before["orderByKey"] == "metrics.`best/lfw/eer`" and before["orderByAsc"] is True
     parent = begin(tags={"trainkit.folds": 2}, primary_metric="lfw/eer", higher_is_better=False)

@@ -7,18 +7,23 @@ dark as the reader's system is.
 from __future__ import annotations
 
 import html as markup
+import json
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainkit import terminal
 from trainkit.analysis.run_scores import duration
+from trainkit.errors import few
 from trainkit.redact import without_secrets
-from trainkit.tracking import journal, lineage
+from trainkit.tracking import desired_state, journal, lineage
 from trainkit.tracking.markdown import code, plain
+from trainkit.tracking.run_folder import META
 
 if TYPE_CHECKING:
     from trainkit.analysis.baselines import Comparison
+    from trainkit.config.schema import Recipe
+    from trainkit.tracking.run_folder import RunFolder
     from trainkit.training.outcome import Outcome
     from trainkit.training.run_logger import RunLogger
 
@@ -26,10 +31,10 @@ FILE = "report.html"
 
 
 def head(run: RunLogger, outcome: Outcome, beside: Comparison | None) -> str:
-    """Return the first lines of a run's description, in Markdown: score, throughput and time."""
-    lines, words = [], []
+    """Return the first lines of a run's description, in Markdown: score, throughput, time, what was trained on what."""
+    lines, words, folder = [], [], run.require_folder()
     metric = run.recipe.best.metric if run.recipe.best else ""
-    metrics = journal.read(run.require_folder().journal).metrics
+    metrics = journal.read(folder.journal).metrics
     if best := metrics.get(f"best/{metric}"):
         words.append(f"{plain(metric)} **{_number(best[-1].value)}** best (step {best[-1].step:,})")
         words += [f"{_number(metrics[metric][-1].value)} final"] if metric in metrics else []
@@ -42,7 +47,24 @@ def head(run: RunLogger, outcome: Outcome, beside: Comparison | None) -> str:
         f"**{_number(speed['speed/samples_per_s'])} samples/s**, {duration(speed['time/wall_s'])} in total, "
         f"{duration(speed['time/total_s'])} of training, {outcome.step:,} steps. Details: artifact {code(FILE)}"
     )
-    return "".join(f"{line}  \n" for line in lines) + "\n"
+    return "".join(f"{line}  \n" for line in [*lines, plain(trained(run.recipe, folder))]) + "\n"
+
+
+def trained(recipe: Recipe, folder: RunFolder) -> str:
+    """Return what was trained, from which weights, on what, and what it was evaluated on, in one sentence."""
+    net = vars(recipe.task).get("net") or vars(recipe.task).get("student")
+    word = next((vars(net)[key] for key in ("model", "encoder", "name") if vars(net).get(key)), "") if net else ""
+    weights = recipe.task.required_weights().get("net")
+    start = f"from {weights.weights or weights.recipe}" if weights else "from scratch"
+    start += ", its last layer fitted first" if net and vars(net).get("probe") else ""
+    meta = json.loads((folder.path / META).read_text(encoding="utf-8"))
+    names = f": {few(meta['class_names'], 8)}" if meta.get("class_names") else ""
+    sets = [entry.value for entry in desired_state.read(folder) if entry.kind == "dataset"]
+    on = [f"{one['source'] or one['name']} ({one['size']:,} samples" for one in sets if one["context"] == "train"]
+    on = [f"trained on {on[0]}, {meta['classes']:,} classes{names})"] if on else []
+    scored = [f"{one['name']} ({one['size']:,})" for one in sets if one["context"] == "test"]
+    on += [f"evaluated on {few(scored, 4)}"] if scored else []
+    return f"{' '.join(filter(None, (type(recipe.task).__name__, word, start)))}; {', '.join(on)}."
 
 
 def html(run: str, page: terminal.Page, changes: str, commands: Sequence[str]) -> str:

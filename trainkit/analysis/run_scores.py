@@ -35,7 +35,7 @@ _PHASES = {
     "setup": "start-up",
 }
 """Names of the parts of a training's time."""
-_COST = {"core_hours": "core hours", "gpu_hours": "GPU hours"}
+_COST = {"core_hours": "core hours held", "core_hours_used": "core hours used", "gpu_hours": "GPU hours held"}
 _STATUS = {"FINISHED": "Finished", "RUNNING": "Running", "FAILED": "Failed", "KILLED": "Killed"}
 
 

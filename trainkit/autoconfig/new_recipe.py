@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _OF_THE_DATA = ("data", "evaluations", "best", "stop_when", "promote", "download
 _IN_LINES = ("task", "data", "train", "evaluations")
 """Blocks that are written key by key."""
 _WIDTH = 100
+_COUNTS = re.compile(r": \d+ (images|records|volumes)")
+"""Finds the sentence about a set that counts its samples."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,14 @@ def _marked(lines: Sequence[str], origin: str) -> tuple[str, int]:
 
 
 def _header(origin: str, seen: Sequence[str] = (), start: str = "") -> list[str]:
+    """The header of a copy: where it is from, and before that, where the data is known, what is trained on what."""
+    if not seen:
+        return [f"# Copied from {origin}.", "#", "# result   not yet measured"]
+    counted = next((sentence for sentence in seen if _COUNTS.search(sentence)), seen[0])
+    title = f"{start.partition(': ')[0] or origin.removesuffix('.yaml')}; {counted}"
     data = [f"# {'data' if n == 0 else '    '}     {_printable(sentence)}" for n, sentence in enumerate(seen)]
     starts = [f"# start    {_printable(start)}"] if start else []
-    return [f"# Copied from {origin}.", "#", *data, *starts, "# result   not yet measured"]
+    return [f"# {_printable(title)}.", "#", *data, *starts, f"# Copied from {origin}.", "# result   not yet measured"]
 
 
 def _printable(text: str) -> str:

@@ -368,6 +368,7 @@ time/setup_share | - | none | Share of training time for start-up; that of the w
     "Cost": _metrics("""
 cost/core_hours | h | lower | Duration of the run, start-up included, times the CPU cores that it may use, on all
     hosts.
+cost/core_hours_used | h | lower | CPU time of the run and its workers. Not measured with several processes.
 cost/gpu_hours | h | lower | Duration of the run times its GPUs, busy or idle.
 """),
     "System": _metrics("""

@@ -104,7 +104,8 @@ def warn_of_few(where: str, size: int, what: str, counts: Mapping[str, int]) -> 
     `what` is the plural noun of samples; `counts` has the samples of each class, and is empty without classes.
     """
     said = [f"{number_of(size, what)}: one of them moves a score by up to {100 / size:.0f} %"] if size < FEW else []
-    if rare := [name for name, count in counts.items() if 0 < count < FEW_OF_A_CLASS]:
+    rare = [name for name, count in counts.items() if 0 < count < FEW_OF_A_CLASS <= size]
+    if rare:
         said.append(f"fewer than {FEW_OF_A_CLASS} {what} of {few(rare)}")
     for sentence in said:
         _log.warning("%s: %s", where, sentence)

@@ -78,8 +78,10 @@ def carry_out(
     `began`: the `time.perf_counter()` from which the wall-clock time of the first run counts; default: now. Raises
     UserError for errors that the user can correct, and while another thread trains.
     """
+    from trainkit.speed import cost
     from trainkit.tracking.store import Store
 
+    before = cost.busy() if began is None else 0.0
     began = time.perf_counter() if began is None else began
     stop = Stop.of(stopping)
     session: Session | None = None
@@ -91,6 +93,7 @@ def carry_out(
                 recipes = [child.recipe for child in group.children] if group is not None else []
                 recipe = recipes[0] if request.sweep else load(request)
                 session = Session.begin(request, recipe, stop, began, recipes)
+                session.busy = before
                 session.validate(recipes or [recipe])
             runtime = session.runtime
             folder: RunFolder | None = None
@@ -185,6 +188,8 @@ class Session:
     """From when on the wall-clock of the next run is counted: the command, or the end of the run before."""
     request: RunRequest
     """Of the command."""
+    busy: float = 0.0
+    """CPU seconds of this process at `began`."""
     opened: dict[str, Dataset] = field(default_factory=dict)
     """Data that was opened to validate the recipes, until a run takes it."""
     made: RunFolder | None = None
@@ -226,11 +231,13 @@ class Session:
         dependencies: Mapping[str, Dependency] | None = None,
     ) -> tuple[str, RunFolder | None]:
         """Train a recipe as one run; return its status, and its folder if it has one."""
+        from trainkit.speed import cost
+
         with self.open_run(request, recipe, parent, dependencies) as run:
             if run.trainer is not None:
                 with self.stop.at_once():  # until there is something to save
                     run.outcome = run.trainer.fit()
-        self.began = time.perf_counter()
+        self.began, self.busy = time.perf_counter(), cost.busy()
         return run.status, run.folder
 
     def _train_dependency(self, request: RunRequest, recipe: Recipe, dependencies: dict[str, Dependency]) -> RunFolder:
@@ -369,6 +376,7 @@ class Session:
             changed=lineage.note(folder),
             rates=cost.allotted(self.runtime),
             began=self.began,
+            busy=self.busy if self.runtime.world == 1 else None,
             label=folder.name if run.parent is not None else "",
         )
         resumed = f"resumed from {resume.path.name}" if resume.path else ""

@@ -20,6 +20,7 @@ _TRAINING = 12
 """Metrics `train/...` that are counted on; the shipped tasks have 5 to 12."""
 _MEASURED = (
     "speed/samples_per_s",
+    "final/speed/samples_per_s",
     "speed/peak_memory_gb",
     "time/data_share",
     "time/compute_share",
@@ -43,6 +44,8 @@ def selected(recipe: Recipe, splits: Mapping[str, Split]) -> list[str] | None:
     if recipe.log.metrics == "all":
         return None
     rules = [recipe.best.metric, f"best/{recipe.best.metric}"] if recipe.best else []
+    fits = getattr(recipe.task, "fits", "")
+    rules += [f"{fits}/{recipe.best.metric}"] if recipe.best and fits else []
     rules += [recipe.stop_when.metric] if recipe.stop_when else []
     rules += [recipe.train.schedule.metric] if recipe.train.schedule.metric else []
     names = list(dict.fromkeys(rules))

@@ -28,6 +28,8 @@ _UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promo
 _TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
 """Longest value, most columns, and with how many runs a new one is held against."""
 _RATE = "speed/samples_per_s"
+_MEAN_RATE = f"final/{_RATE}"
+"""Throughput of a whole run, where the last value of `_RATE` is that of its last log line."""
 _NAME, _NAME_WIDTH = "attributes.`Run Name`", 260
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -129,6 +131,10 @@ def offer_view(
     mean = f"metrics.`final/{primary_metric}`"  # of a parent the mean over its children
     if primary_metric and (nested or mean in shown_before):
         scores.append(mean)
+    beside = [f"metrics.`baseline/{primary_metric}`"] if primary_metric else []
+    probe = f"metrics.`probe/{primary_metric}`"
+    if primary_metric and (params.get("task.net.probe") == "true" or probe in shown_before):
+        beside.append(probe)
     # Of the parameters, those that this run or an earlier one of the experiment has, and in which runs differ.
     shown = [column[8:-1] for column in shown_before if column.startswith("params.")]
     telling = [name for name in _TELLING if name in params or name in shown]
@@ -136,8 +142,8 @@ def offer_view(
     told = list(dict.fromkeys([*differing, *telling]))[:_MOST_TELLING]
     columns = [
         *scores[:1],
-        *([f"metrics.`baseline/{primary_metric}`"] if primary_metric else []),
-        f"metrics.`{_RATE}`",
+        *beside,
+        f"metrics.`{_MEAN_RATE}`",
         *(f"params.`{name}`" for name in told),
         *scores[1:],
         "metrics.`train/loss`",  # the duration is always there

@@ -101,7 +101,7 @@ class Checkpointer:
         meters, elapsed = runtime.all_gather(state.meter.state()), runtime.broadcast(state.total_elapsed(self._clock))
         kept = {**scalars, "tallies": meters, "elapsed": elapsed, "machine": _machine(runtime)}
         kept["trained"] = runtime.broadcast(state.total_trained(self._clock))
-        kept["spent"] = state.total_spent(self._clock, self._logger.rates)
+        kept["spent"] = state.total_spent(self._clock, self._logger.rates, self._logger.used())
         self._batches.log_damage(state.step)
         runtime.on_main(lambda: self.writer.begin(state.step, copies, kept, required))
         self._saved.add(state.step)

@@ -54,7 +54,7 @@ def summarize(
         best=state.best,
         rows=evaluator.rows,
         speed=clock.whole(plan.batch_size * state.step, state.total_trained(clock)),
-        spent=state.total_spent(clock, logger.rates),
+        spent=state.total_spent(clock, logger.rates, logger.used()),
         curves=evaluator.curves,
         verdict=verdict,
         page=monitor.page,

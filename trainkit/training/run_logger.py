@@ -11,6 +11,7 @@ from trainkit.checkpoint import storage
 from trainkit.config.schema import Recipe
 from trainkit.files import Json
 from trainkit.interfaces import Columns, Scores
+from trainkit.speed import cost
 from trainkit.speed.clock import Clock
 from trainkit.speed.limits import ThroughputLimits
 from trainkit.terminal import Page, bar_stream, clock_time
@@ -51,6 +52,8 @@ class RunLogger:
     """What the loader and the network could reach alone, where it is known."""
     began: float = field(default_factory=time.perf_counter)
     """When, by `time.perf_counter`, its wall-clock began: with the command, or as the run before it ended."""
+    busy: float | None = None
+    """CPU seconds of this process at `began`; None where several train, which know nothing of each other's."""
     clock: Clock = field(default_factory=Clock)
     """The clock of the training."""
     evaluation_s: dict[str, list[float]] = field(default_factory=dict)
@@ -71,6 +74,10 @@ class RunLogger:
         self._told = (0, 0.0)
         self._loss = ""
         self._spoke = time.perf_counter()
+
+    def used(self) -> dict[str, float]:
+        """Return the core hours that the process and its children have computed, by metric; empty if not known."""
+        return {} if self.busy is None else {cost.USED: (cost.busy() - self.busy) / 3600}
 
     def require_folder(self) -> RunFolder:
         """Return the folder of the run. Raises RuntimeError where there is none: a tool keeps nothing."""

@@ -6,6 +6,7 @@ import copy
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypedDict
 
 import torch
@@ -105,10 +106,16 @@ class TrainState:
         """Return the seconds in the phases of steps so far, including those before a resume."""
         return self.trained + clock.training
 
-    def total_spent(self, clock: Clock, rates: Mapping[str, float]) -> dict[str, float]:
-        """Return the cost of the run so far, start-up and the time before a resume included; `rates`: of an hour."""
+    def total_spent(
+        self, clock: Clock, rates: Mapping[str, float], used: Mapping[str, float] = MappingProxyType({})
+    ) -> dict[str, float]:
+        """Return the cost of the run so far, start-up and the time before a resume included.
+
+        `rates`: of an hour; `used`: costs since the start or resume that do not grow with time.
+        """
         hours = (clock.before + clock.elapsed()) / 3600
-        return {name: self.spent.get(name, 0.0) + rates.get(name, 0.0) * hours for name in {**self.spent, **rates}}
+        new = {**{name: rate * hours for name, rate in rates.items()}, **used}
+        return {name: self.spent.get(name, 0.0) + new.get(name, 0.0) for name in {**self.spent, **new}}
 
     def freeze(self, keep: bool) -> tuple[state_dict.Copies, dict[str, Json]]:
         """Return tensors by file, and the rest as plain data.

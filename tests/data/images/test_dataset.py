@@ -272,7 +272,6 @@ def test_sets_whose_scores_rest_on_few_images_are_told(tmp_path, caplog):
     told = [record.getMessage() for record in caplog.records if "evaluate" in record.getMessage()]
     assert told == [
         "data.evaluate.few: 2 images: one of them moves a score by up to 50 %",
-        "data.evaluate.few: fewer than 5 images of a, b",
         "data.evaluate.uneven: fewer than 5 images of a",
     ]
 
