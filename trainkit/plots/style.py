@@ -168,9 +168,9 @@ def _plain_figure() -> type[Figure]:
             for text in self.findobj(Text):
                 if text not in powers:  # 10⁻³ is such a formula
                     text.set_parse_math(False)
-                if not (words := text.get_text()).isascii():
+                if unusual := _unusual(words := text.get_text()):
                     text.set_text(_drawable(words))
-                    found = (_family(letter) for letter in words if not letter.isascii())
+                    found = map(_family, sorted(unusual))
                     text.set_fontfamily([_FONTS[0], *dict.fromkeys(name for name in found if name)])
             super().savefig(fname, transparent=transparent, **settings)
 
@@ -179,10 +179,14 @@ def _plain_figure() -> type[Figure]:
 
 def _drawable(text: str) -> str:
     """Escape the letters that no font has, and say once that some are: `\\u732b`."""
-    absent = {letter for letter in text if not letter.isascii() and _family(letter) is None}
+    absent = {letter for letter in _unusual(text) if _family(letter) is None}
     if absent:
         _tell_absent()
     return "".join(letter.encode("unicode_escape").decode() if letter in absent else letter for letter in text)
+
+
+def _unusual(text: str) -> set[str]:
+    return {letter for letter in text if not (letter.isascii() and letter.isprintable()) and letter != "\n"}
 
 
 @functools.cache
