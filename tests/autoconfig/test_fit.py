@@ -133,7 +133,7 @@ def test_masks_that_do_not_fit_are_named_and_pictures_without_one_are_told(here)
     copied = new_recipe.copy(RECIPES / "segment.yaml", Path("mine.yaml"), data="streets")
     assert "left out: 1 image without a mask: p000.jpg" in copied.seen
     Image.new("L", (48, 32)).save(here / "streets" / "masks" / "p001.png")
-    with pytest.raises(UserError, match=r"(?s)1 of 3 masks .*p001\.png: 48 x 32 pixels, its image 96 x 64\n`trainkit"):
+    with pytest.raises(UserError, match=r"p001\.png: 48 x 32 pixels, its image 96 x 64"):
         fitted("segment", "streets", "other.yaml")
     for n in (1, 2):
         (here / "streets" / "masks" / f"p{n:03d}.png").unlink()

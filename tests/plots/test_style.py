@@ -22,7 +22,7 @@ def test_letters_of_any_script_give_no_warning():
 
 def test_letters_that_no_font_has_are_escaped_and_that_is_told_once(caplog):
     style._tell_absent.cache_clear()
-    figure, (axes,) = style.blank(2.0)
+    figure, axes = style.blank(2.0)
     axes.set_xticks([0, 1], ["\U000f1234 a", "café"])
     style.titled(figure, "кот \U000f1235")
     for _ in range(2):
