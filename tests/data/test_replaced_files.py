@@ -17,7 +17,6 @@ import scene_sets
 from PIL import Image
 from runs import environment, run, stop_after
 
-from trainkit.data import cache as packing
 from trainkit.data.faces.dataset import Faces
 from trainkit.data.images.dataset import Images
 from trainkit.data.people.dataset import People
@@ -133,22 +132,6 @@ def test_another_file_in_the_place_of_one_gives_another_digest(tmp_path, cache):
         assert digest(data) == before
         swapped(file, change)
         assert digest(data) != before
-
-
-def test_by_name_size_and_time_of_change_alone_it_is_not_noticed(tmp_path, cache, monkeypatch):
-    """What tells is the time of the file's entry (ctime), which no program can set."""
-
-    def key(made: list[Any], files: Any) -> str:
-        import hashlib
-
-        seen = [(str(file), os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
-        return hashlib.sha256(repr((made, seen)).encode()).hexdigest()[:24]
-
-    monkeypatch.setattr(packing, "key", key)
-    data, file = _images(tmp_path / "images")
-    before = digest(data)
-    swapped(file, bitmap)
-    assert digest(data) == before
 
 
 RECIPE = """

@@ -108,45 +108,6 @@ def test_mirroring_depends_on_seed_epoch_and_sample_alone(faces):
     assert not (faces.open(seed=6).train.fetch(rows, 3)["view"] == whole).all()
 
 
-def test_an_epoch_is_a_permutation_cut_into_whole_batches(faces):
-    train = faces.open(seed=0).train
-    order = train.order(epoch=4, batch_size=5)
-    assert order.shape == (2, 5) and order.dtype == np.int64
-    assert len(set(order.ravel().tolist())) == 10 and set(order.ravel().tolist()) <= set(range(12))
-    assert (order == faces.open(seed=0).train.order(4, 5)).all()
-    assert not (order == train.order(5, 5)).all()
-    assert not (order == faces.open(seed=1).train.order(4, 5)).all()
-    seen = set(np.concatenate([train.order(epoch, 5).ravel() for epoch in range(6)]).tolist())
-    assert seen == set(range(12)), "what one epoch leaves out, others take"
-
-
-def test_pixels_are_scaled_as_the_field_does(faces):
-    faces.flip = False
-    train = faces.open(seed=0).train
-    batch = train.fetch(np.arange(3), 0)
-    image = train.on_device(batch)["image"]
-    expected = (batch["image"].double() / 255 - 0.5) / 0.5
-    assert image.dtype == torch.float32
-    torch.testing.assert_close(image.double(), expected, atol=1e-6, rtol=0)
-    assert batch["image"].dtype == torch.uint8, "the batch that was given is left as it was"
-
-
-def test_a_set_is_packed_once_and_again_when_a_file_changes(faces, cache):
-    first = faces.open(0).meta.digest
-    assert len(list(cache.glob("*/manifest.json"))) == 2
-    assert faces.open(0).meta.digest == first
-    assert len(list(cache.glob("*/manifest.json"))) == 2
-    file = Path(faces.train) / "ben" / "2.png"
-    before = file.stat()
-    content = bytearray(file.read_bytes())
-    other = Image.fromarray(255 - picture(102))
-    other.save(file)
-    # Same name, and the same times where they can be set: the change is still seen.
-    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert file.read_bytes() != bytes(content)
-    assert faces.open(0).meta.digest != first
-
-
 @pytest.fixture
 def started(faces, tmp_path, monkeypatch) -> Path:
     """The folder in which a command is started, with nothing in the environment that names a place for packed sets."""

@@ -48,18 +48,6 @@ def opened(root: Path, **settings):
     return Images(**({"train": str(root), "image_size": SIZE} | settings)).open(0)
 
 
-def test_damaged_and_empty_files_are_named_all_at_once(root):
-    whole = (root / "cat" / "1.png").read_bytes()
-    (root / "cat" / "1.png").write_bytes(whole[: len(whole) // 2])
-    (root / "dog" / "2.png").write_bytes(b"")
-    (root / "dog" / "text.jpg").write_text("no image")
-    with pytest.raises(UserError) as error:
-        opened(root)
-    for name in ("cat/1.png", "dog/2.png", "dog/text.jpg"):
-        assert name in str(error.value)
-    assert "3 unusable images" in str(error.value)
-
-
 def test_what_is_called_as_a_picture_and_is_no_file_is_named(root, tmp_path):
     (root / "cat" / "gone.png").symlink_to("nowhere.png")
     (root / "cat" / "round.png").symlink_to("round.png")

@@ -77,17 +77,6 @@ def test_distances_are_those_to_the_nearest_point_of_an_edge(mask, cap):
     assert found == pytest.approx(by_hand(mask, cap), abs=1e-6)
 
 
-def test_what_a_distance_is():
-    row = np.array([[0, 0, 0, 3, 3]], np.uint8)
-    assert from_mask(row, 16.0).tolist() == [[2.5, 1.5, 0.5, 0.5, 1.5]]
-    rim = np.array([[0, 0, IGNORED, 3, 3]], np.uint8)
-    assert (from_mask(rim, 16.0) == 16).all()
-    # No boundary in sight, and one that is farther than the cap.
-    assert (from_mask(np.zeros((7, 40), np.uint8), 5) == 5).all()
-    far = np.repeat(np.array([[0, 1]], np.uint8), 30, axis=1)
-    assert from_mask(far, 5).max() == 5 and from_mask(far, 60).max() == 29.5
-
-
 @pytest.mark.parametrize("shape", [(70, 9), (9, 70), (33, 33)])
 def test_working_in_bands_changes_nothing(shape, monkeypatch):
     rng = np.random.default_rng(5)
