@@ -289,6 +289,3 @@ def test_labels_of_another_type_or_shape_are_refused(tmp_path):
             nifti.write_labels(tmp_path / "b.nii", labels, header)
     with pytest.raises(UserError, match="cannot be written"):
         nifti.write_labels(tmp_path / "no" / "b.nii", ramp("u1"), header)
-
-
-# Real files

@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from trainkit.cli import main
 from trainkit.data import kinds
-from trainkit.data.people import verify
 from trainkit.data.people.index import indexed
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -30,16 +29,6 @@ def test_records_that_are_left_out_are_told(tmp_path):
     assert sorted(indexed(f"{tmp_path}#test").left_out) == sorted(told)
     out = ask("verify", f"{tmp_path}#test")
     assert all(f"warning: {tmp_path}#test: {said}" in out for said in told) and "0 problems, 2 to look at" in out
-
-
-def test_damaged_images_and_shared_people_are_told(tmp_path):
-    people_sets.index(tmp_path, ["a", "b"], (3, 1, 0, 0, 2))
-    assert verify.verify(tmp_path, against=[tmp_path]) == [
-        f"warning: {tmp_path}/index.csv: 2 of its 2 people are in {tmp_path}/index.csv: a, b"
-    ]
-    (tmp_path / "nir" / "b" / "0.png").write_bytes(b"x")
-    (said,) = verify.verify(tmp_path)
-    assert "1 of 8 images cannot be read" in said and "nir/b/0.png" in said
 
 
 def test_only_sets_of_people_are_of_this_kind(tmp_path):

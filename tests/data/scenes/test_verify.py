@@ -68,20 +68,10 @@ def test_nothing_is_said_of_sets_that_are_well(root):
     opened(root)
 
 
-def test_colours_and_values_that_are_not_in_the_table(root, tmp_path):
-    classes = mask(root, "p001")
-    classes[3:5, 20:30] = 9
-    put_mask(root, "p001", classes)
-    (found,) = verify.verify(f"{root}#train", names=NAMES)
-    assert re.search(r"#train: 1 mask that cannot be used:\n.*p001\.png: 1 value .*: 9 \(20 px\)", found)
-    # Without a table whatever colours there are count as classes, and that is said.
+def test_without_a_table_whatever_colours_there_are_count_as_classes_and_that_is_said(tmp_path):
     file = scene_sets.listed(tmp_path / "coloured", (4, 2), colour=True)
     (line,) = verify.verify(file)
     assert line.startswith("warning: ") and "its 5 colours" in line
-
-
-def test_a_set_that_is_not_there_is_named(tmp_path):
-    assert "does not exist" in ask("data", "verify", tmp_path / "nosuch.txt", code=2)
 
 
 def test_images_that_a_recipe_makes_too_large_are_told(root):
