@@ -43,7 +43,7 @@ WORDS = [
     "--size", "--size=0x0", "--size=9999999x1", "--spacing=nanxnanxnan",
     "--folds",
     "--sweep", "--score=x", "--image-size=-3", "--json", "--whole", "--most=1", "--against=x",
-    "--group=(", "--patient=[", "--only=x", "--repeats=0", "--write=/x/y", "--as=v1", "--from=/",
+    "--group=(", "--patient=[", "--only=x", "--repeats=0", "--as=v1", "--from=/",
 ]  # fmt: skip
 ENVIRONMENT = {
     "TRAINKIT_STORE": ["", " ", "/dev/null", "/dev/null/x", "/proc/x", "\x7f", "x" * 300, "~nobody/x", ".", "a\nb"],

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from trainkit.cli import main
+from trainkit.config.run_request import RunRequest
 from trainkit.tracking.store import Store
 
 ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("ui",)}
@@ -31,12 +32,8 @@ def asked(monkeypatch, tmp_path, store):
     from trainkit.tracking import relocate
     from trainkit.tracking.store import Store
 
-    def bench(*words, write=None, **more):
-        if write is not None:
-            write.write_text("name: fast\n")
-        return 0
-
-    monkeypatch.setattr(benchmark_command, "command", bench)
+    kept = {"loader.workers=0,2": RunRequest(Path("convnext"), ("loader.workers=2",))}
+    monkeypatch.setattr(benchmark_command, "command", lambda order, **more: kept.get(" ".join(order.overrides)))
     for module, lines in ((sync_audit, []), (preflight, 0)):
         monkeypatch.setattr(module, "command", lambda *words, lines=lines, **more: lines)
     folder = SimpleNamespace(name="net-s0", path=tmp_path)
@@ -80,8 +77,8 @@ COMMANDS = {
     "evaluate a": "trainkit predict a IMAGES OUT.parquet",
     "predict a photos out.csv": "trainkit export a OUT",
     "export a out": "trainkit predict a IMAGES OUT.parquet",
-    "bench convnext": "trainkit bench convnext --write faster.yaml",
-    "bench convnext loader.workers=0,2 --write fast.yaml": "trainkit run fast.yaml",
+    "bench convnext": "trainkit preflight convnext",
+    "bench convnext loader.workers=0,2": "trainkit run convnext loader.workers=2",
     "syncs convnext": "trainkit bench convnext",
     "preflight convnext optim.lr=0.01": "trainkit run convnext optim.lr=0.01",
     "sync": "trainkit ui",

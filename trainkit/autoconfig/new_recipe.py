@@ -61,7 +61,7 @@ def copy(
     states every default: what is one is left out. Raises UserError when the new file exists.
     """
     loaded = loader.load(recipe, (), tuple(plugins), stored=bool(run), trains=True)
-    loader.refuse_new(new, recipe)
+    loader.refuse_new(new)
     lines = loader.brief(loaded).split("\n") if run else _body(recipe)
     origin = f"run {run}" if run else recipe.name
     if data is not None:
@@ -147,7 +147,7 @@ def _fitted(
     for name, source in loaded.task.required_weights().items():
         if source.recipe is not None:
             beside = new.with_name(f"{new.stem}_{name}{new.suffix}")
-            loader.refuse_new(beside, recipe)
+            loader.refuse_new(beside)
             others.append((run_request.beside(recipe, source.recipe), beside))
             _rename(fitted.tree["task"], source.recipe, beside.name)
     text = "\n".join((*_header(origin, fitted.seen, fitted.start), *_written(lines, fitted.tree, fitted.notes), ""))

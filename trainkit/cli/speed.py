@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -11,7 +10,6 @@ from trainkit.cli.options import (
     announced_order,
     echo,
     next_step,
-    plugin_words,
     recipe_command,
     recipe_words,
     refuse_errors,
@@ -39,30 +37,23 @@ def syncs(steps: int, **asked: Any) -> None:
 @recipe_command(
     click.option("--repeats", default=5, show_default=True, help="Number of pairs of blocks of each setting."),
     click.option("--steps", type=int, help="Optimizer steps per block.  [default: about two seconds of them]"),
-    click.option(
-        "--write",
-        type=click.Path(path_type=Path),
-        metavar="NEW",
-        help="Write the recipe with the settings that help to the file NEW.",
-    ),
 )
-def bench(repeats: int, steps: int | None, write: Path | None, **asked: Any) -> int:
+def bench(repeats: int, steps: int | None, **asked: Any) -> None:
     """Compare settings of RECIPE by speed on this machine.
 
     KEY=A,B compares B with A in alternating blocks: speed, memory and losses. Without such a key the settings worth
     trying on this machine are compared with RECIPE as it is. What helps is then measured together.
 
-    Example: trainkit bench convnext loader.workers=0,2 --write faster.yaml
+    Example: trainkit bench convnext loader.workers=0,2
     """
     order = announced_order(**asked)
     from trainkit.diagnostics import benchmark_command
 
-    code = benchmark_command.command(order, repeats=repeats, steps=steps, write=write, say=echo)
-    if write is not None and write.exists():
-        next_step("run", write, *plugin_words(order.plugins), why="train with these settings")
-    elif write is None:
-        next_step("bench", *recipe_words(order), "--write", "faster.yaml", why="write the settings that help")
-    return code
+    kept = benchmark_command.command(order, repeats=repeats, steps=steps, say=echo)
+    if kept is not None:
+        next_step(*run_words(kept), why="train with these settings")
+    else:
+        next_step("preflight", *recipe_words(order), why="what bounds the speed")
 
 
 @recipe_command()

@@ -381,17 +381,14 @@ def _resolved(
     return walk(recipe, to_tree(recipe))
 
 
-def refuse_new(new: Path, recipe: Path, names: Sequence[str] = ()) -> None:
-    """Raise UserError where a copy of `recipe` cannot be written to `new`; `names` are recipes that it names."""
+def refuse_new(new: Path) -> None:
+    """Raise UserError where a recipe cannot be written to `new`."""
     if new.exists():
         raise UserError(str(new), "already exists", remedy="name another file")
     if new.suffix not in (".yaml", ".yml"):
         raise UserError(str(new), "not the name of a YAML file", "NAME.yaml")
     if not new.parent.is_dir():
         raise UserError(str(new.parent), "no such folder", remedy="create it first")
-    if names and new.parent.resolve() != recipe.parent.resolve():
-        found = f"not beside {recipe}, from whose folder it names {', '.join(names)}"
-        raise UserError(str(new), found, remedy=f"name a file in {recipe.parent}")
 
 
 def headline(path: Path) -> str:

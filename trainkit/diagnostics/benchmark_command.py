@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
@@ -32,13 +30,12 @@ def command(
     *,
     repeats: int = 5,
     steps: int | None = None,
-    write: Path | None = None,
     say: Callable[[str], object] = print,
-) -> int:
-    """`trainkit bench`. Returns 0. Raises UserError for what the user can fix."""
+) -> RunRequest | None:
+    """`trainkit bench`. Returns the request that trains with what helps, or None. Raises UserError."""
     base, axes = bench_settings.read(request)
     recipe = load(base)
-    _refuse(base, recipe, repeats, steps, write)
+    _refuse(base, recipe, repeats, steps)
     store = Store.locate()
     store.ready()
     with interrupted_by_signals(), _tracked(request, recipe, store, say) as (tracker, within):
@@ -53,13 +50,14 @@ def command(
             if benchmark.results:
                 say("\n" + benchmark.table())
                 _log(benchmark, kept, tracker)
-        say(_outcome(kept))
-        if write is not None:
-            say(_write(base, benchmark.ready.machine, kept, write, tracker))
-    return 0
+    if kept is None:
+        say("no setting is significantly faster with the same training: keep the recipe as it is")
+        return None
+    say(f"kept: {' '.join(kept.words)}, {kept.ratio}")
+    return replace(base, overrides=bench_settings.merge(base.overrides, kept.words))
 
 
-def _refuse(request: RunRequest, recipe: Recipe, repeats: int, steps: int | None, write: Path | None) -> None:
+def _refuse(request: RunRequest, recipe: Recipe, repeats: int, steps: int | None) -> None:
     if repeats < 2:
         raise UserError("--repeats", f"{repeats}", "2 or more", "a confidence interval needs repeats")
     if steps is not None and steps < 1:
@@ -68,10 +66,6 @@ def _refuse(request: RunRequest, recipe: Recipe, repeats: int, steps: int | None
         raise UserError("bench", "this system cannot freeze processes", remedy="run it on Linux or macOS")
     if missing := recipe.data.missing():
         raise UserError(str(request.path), "; ".join(missing))
-    if write is not None:
-        loader.refuse_new(
-            write, request.path, [s.recipe for s in recipe.task.required_weights().values() if s.recipe is not None]
-        )
 
 
 @contextmanager
@@ -113,26 +107,3 @@ def _log(benchmark: Benchmark, kept: Result | None, tracker: Tracker) -> None:
     if ratio is not None:
         figures = {"speed/ratio": ratio.value, "speed/ratio_low": ratio.low, "speed/ratio_high": ratio.high}
     tracker.log(0, figures)
-
-
-def _outcome(kept: Result | None) -> str:
-    if kept is None:
-        return "no setting is significantly faster with the same training: keep the recipe as it is"
-    return f"kept: {' '.join(kept.words)}, {kept.ratio}"
-
-
-def _write(request: RunRequest, machine: Mapping[str, Any], kept: Result | None, new: Path, tracker: Tracker) -> str:
-    if kept is None:
-        return f"{new} was not written: no setting to put into it"
-    where = machine.get("gpu") or f"{machine.get('cpu')}, {machine.get('cores'):g} cores"
-    lines = [
-        f"speed    {kept.ratio} vs {request.path.name}, by",
-        f"         {' '.join(kept.words)}; trainkit bench, {time.strftime('%Y-%m-%d')}",
-        f"         on {where}, torch {machine.get('torch')}, {platform.system()}",
-    ]
-    words = bench_settings.merge(request.overrides, kept.words)
-    changed = loader.load(request.path, words, tuple(request.plugins))
-    text = loader.header(request.path) + "".join(f"# {line[:117]}\n" for line in lines) + loader.brief(changed)
-    new.write_text(text, encoding="utf-8")
-    tracker.artifact_text(f"recipe/{new.name}", text)
-    return f"wrote {new}"
