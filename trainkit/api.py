@@ -229,9 +229,8 @@ class Compared:
         """A row for each rate, time and cost; a column for each run."""
         import pandas as pd
 
-        rows = {one.name: one.values for one in self.comparison.speed}
         names = [side.name for side in self.comparison.sides]
-        return pd.DataFrame.from_dict(rows, orient="index", columns=names)
+        return pd.DataFrame.from_dict(dict(self.comparison.speed), orient="index", columns=names)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ of repeats, the repeats are compared, and their spread counts too. Nothing is tr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -145,15 +145,6 @@ def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str
 
 
 @dataclass(frozen=True)
-class Speed:
-    """A measurement of every side: a rate, a time, a share, a cost."""
-
-    name: str
-    values: tuple[float | None, ...]
-    """None where it was not measured."""
-
-
-@dataclass(frozen=True)
 class Pair:
     """The first side and another one."""
 
@@ -176,7 +167,9 @@ class Comparison:
 
     sides: tuple[Side, ...]
     pairs: tuple[Pair, ...]
-    speed: tuple[Speed, ...]
+    speed: Mapping[str, tuple[float | None, ...]]
+    """Rates, times, shares and costs by name, the rates first: a value for each side, None where it was not measured.
+    """
     notes: tuple[str, ...]
     """Facts that limit the comparison: different tasks, different data, runs that did not finish."""
     level: float
@@ -229,7 +222,10 @@ def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
     level = 1 - (1 - significance.LEVEL) / max(1, len(sides) - 1)
     reader = _Reader(client)
     pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
-    return Comparison(sides, pairs, tuple(_speed(sides)), tuple(_notes(sides, pairs)), level)
+    measured = [_measured(side) for side in sides]
+    names = sorted({name for found in measured for name in found}, key=_order)
+    speed = {name: tuple(found.get(name) for found in measured) for name in names}
+    return Comparison(sides, pairs, speed, tuple(_notes(sides, pairs)), level)
 
 
 def _side(run: RunFolder, store: Store, client: Any) -> Side:
@@ -393,20 +389,20 @@ def _bootstrap(
     if same in reader.drawn:
         return reader.drawn[same]
     units = kind.units(one)
-    runs: list[list[_ResampledRun]] = [
-        [_ResampledRun(kind, rows, list(side.scores[head])) for rows in found]
+    runs = [
+        [_resampled_run(kind, rows, list(side.scores[head])) for rows in found]
         for side, found in zip((first, second), sides, strict=True)
     ]
     # Only metrics that the rows reproduce are resampled: computed from all rows they must equal the logged values.
     known = set(metrics)
     for side, own in zip((first, second), runs, strict=True):
         for k, run in enumerate(own):
-            given = run.scores(np.ones((1, size)))
+            given = run(np.ones((1, size)))
             logged = {metric: side.scores[head][metric][k] for metric in known & given.keys()}
             known = {m for m, value in logged.items() if np.isclose(given[m][0], value, rtol=1e-5, atol=1e-7)}
 
     def differences(times: np.ndarray) -> dict[str, np.ndarray]:
-        before, after = ([run.scores(times) for run in own] for own in runs)
+        before, after = ([run(times) for run in own] for own in runs)
         return {m: np.mean([s[m] for s in after], axis=0) - np.mean([s[m] for s in before], axis=0) for m in known}
 
     intervals = {}
@@ -417,16 +413,10 @@ def _bootstrap(
     return reader.drawn[same]
 
 
-class _ResampledRun:
-    """Scores of a run on resampled rows."""
-
-    def __init__(self, kind: Kind, rows: Mapping[str, np.ndarray], names: Sequence[str]):
-        self._kind, self._rows, self._names = kind, rows, names
-        self._whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
-
-    def scores(self, times: np.ndarray) -> dict[str, np.ndarray]:
-        """Return metrics by the names that the run has logged, (draws,) each, with row i `times[:, i]` times."""
-        return bootstrap.by_class_name(self._kind.resampled(self._rows, times), self._whole, self._names)
+def _resampled_run(kind: Kind, rows: Columns, names: Sequence[str]) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """Return the function from how often each row is drawn, (draws, rows), to the scores by the names of the run."""
+    whole = kind.resampled(rows, np.ones((1, len(next(iter(rows.values()))))))
+    return lambda times: bootstrap.by_class_name(kind.resampled(rows, times), whole, names)
 
 
 class _Reader:
@@ -463,14 +453,6 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
 
 
 # ---- All sides -------------------------------------------------------------------------------------------------------
-
-
-def _speed(sides: Sequence[Side]) -> Iterator[Speed]:
-    """Yield rates, times, shares and costs that any side has, the rates first."""
-    measured = [_measured(side) for side in sides]
-    names = sorted({name for found in measured for name in found}, key=_order)
-    for name in names:
-        yield Speed(name, tuple(found.get(name) for found in measured))
 
 
 def _order(name: str) -> tuple[int, str]:

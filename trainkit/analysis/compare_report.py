@@ -177,10 +177,10 @@ def speeds(found: Comparison) -> list[list[str]]:
     called = letters(len(found.sides))
     two = len(called) == 2
     rows = [["speed and cost", *called, *["B / A"] * two]]
-    for speed in found.speed:
-        known = [math.nan if one is None else one for one in speed.values]
-        if speed.name.endswith("_share") and not any(one >= 0.005 for one in known):
+    for name, values in found.speed.items():
+        known = [math.nan if one is None else one for one in values]
+        if name.endswith("_share") and not any(one >= 0.005 for one in known):
             continue
         ratio = f"{known[1] / known[0]:.2f}" if known[0] and not any(map(math.isnan, known[:2])) else "-"
-        rows.append([speed.name, *numbers(known), *[ratio] * two])
+        rows.append([name, *numbers(known), *[ratio] * two])
     return rows

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import quote
 
 from trainkit.config.schema import Recipe
+from trainkit.data.split import named_sets
 from trainkit.export.agreement import Agreement
 from trainkit.export.files import ONNX, TENSORS
 from trainkit.files import Json
@@ -58,28 +58,15 @@ def card(
 
 
 def licences(recipe: Recipe) -> Iterator[str]:
-    """Describe the licences of the data and of the initial weights, as far as they are known."""
-    from trainkit.data import hub
-    from trainkit.data.split import named_sets
-
+    """List the data and the initial weights, whose licences are for the reader to find out."""
     for name, text in named_sets(recipe.data).items():
         what = "training data" if name == "train" else f"evaluation data ({name})"
-        if text == "sample" or str(text).startswith("sample:"):
-            yield f"{plain(what)}: {code(text)}, synthetic data of trainkit without third-party images"
-        elif text == "held_out":
-            yield f"{plain(what)}: a held-out split of the training data"
-        elif hub.is_hub(text):
-            address = hub.parse(text).repository
-            yield f"{plain(what)}: {code(text)}; licence: https://huggingface.co/datasets/{quote(address)}"
-        else:
-            yield f"{plain(what)}: {code(text)}; licence unknown"
+        synthetic = text == "sample" or str(text).startswith("sample:")
+        said = "synthetic data of trainkit without third-party images" if synthetic else "licence unknown"
+        if text != "held_out":
+            yield f"{plain(what)}: {code(text)}; {said}"
     for name, source in recipe.task.required_weights().items():
-        if source.recipe is not None:
-            yield f"weights used in training ({name}): from the recipe {code(source.recipe)}"
-            continue
-        word = source.weights or ""
-        known = _of_timm(word[5:]) if word.startswith("timm:") else "licence unknown"
-        yield f"initial weights ({name}): {code(word)}; {known}"
+        yield f"initial weights ({name}): {code(source.recipe or source.weights or '')}; licence unknown"
 
 
 def scores_of(folder: RunFolder, recipe: Recipe, weights: Path) -> dict[str, float]:
@@ -185,10 +172,3 @@ def _scores(folder: RunFolder, recipe: Recipe, file: Path) -> Iterator[str]:
 def _step(file: Path) -> int:
     word = file.parent.name.removeprefix("step-")
     return int(word) if word.isdecimal() else 0
-
-
-def _of_timm(name: str) -> str:
-    import timm
-
-    found = getattr(timm.get_pretrained_cfg(name), "license", None)
-    return f"licence {plain(found)} (by timm)" if found else "licence unknown (not stated by timm)"
