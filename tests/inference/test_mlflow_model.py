@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -39,7 +38,7 @@ from trainkit.config.schema import Promote
 from trainkit.data.formats import image_decode
 from trainkit.environment.version import __version__
 from trainkit.errors import UserError
-from trainkit.inference import mlflow_model, predict, predictor, samples, served_requests
+from trainkit.inference import mlflow_model, predict, predictor
 from trainkit.inference.predictor import Predictor
 from trainkit.tracking import logged_model
 from trainkit.tracking.logged_model import ABOUT
@@ -397,11 +396,6 @@ def test_what_is_no_sample_is_said_in_one_sentence(classifier, at, monkeypatch):
         assert refused(form) == "sample 0: 32 x 32 pixels; expected 1 to 500 pixels"
     monkeypatch.setattr(image_decode, "BYTE_CAP", 100)
     assert refused(whole) == f"sample 0: {len(whole):,} bytes; expected at most 100; send a smaller image"
-    # Of a server alone: a program may have a table of any size.
-    monkeypatch.setattr(served_requests, "SERVED_BYTES", 150)
-    monkeypatch.setenv("_MLFLOW_IS_IN_SERVING_ENVIRONMENT", "true")
-    said = f"request: {2 * len(whole):,} bytes in 2 samples; expected at most 150; send fewer at once"
-    assert refused(whole, whole) == said
 
 
 def test_a_request_that_is_wrong_is_answered_by_a_sentence_and_status_400(classifier, at, monkeypatch):
@@ -412,7 +406,7 @@ def test_a_request_that_is_wrong_is_answered_by_a_sentence_and_status_400(classi
     model = mlflow.pyfunc.load_model(classifier[0])
     text = base64.b64encode((at / "pictures" / "val" / "down" / "003.png").read_bytes()).decode()
     large = io.BytesIO()
-    Image.new("1", (7000, 7000)).save(large, "PNG")
+    Image.new("1", (8000, 8000)).save(large, "PNG")
     large = base64.b64encode(large.getvalue()).decode()
 
     def ask(body: object, kind: str = "application/json") -> object:
@@ -436,9 +430,7 @@ def test_a_request_that_is_wrong_is_answered_by_a_sentence_and_status_400(classi
         assert ask(form(text)).status == 200
         assert refused(form(text, "/etc/passwd")).startswith("sample 1: text that is not base64: '/etc/passwd'")
         assert refused(form(text, "PHN2Zz4=")).startswith("sample 1: cannot be decoded (")
-        said = refused(form(*[large] * 5))
-        assert "245,000,000 pixels in 5 samples; expected at most 200,000,000" in said
-        assert said.endswith("send fewer at once, or start the server with TRAINKIT_SERVED_PIXELS set to more")
+        assert refused(form(text, large)).startswith("sample 1: 8000 x 8000 pixels; expected 1 to ")
     assert "missing inputs ['image']" in refused({"dataframe_records": [{"picture": text}]})
     for body in (
         b"",
@@ -455,40 +447,6 @@ def test_a_request_that_is_wrong_is_answered_by_a_sentence_and_status_400(classi
     assert refused(b"image\nx\n", "text/csv").startswith("sample 0: ") and refused(
         b"x", "application/vnd.apache.parquet"
     )
-    monkeypatch.setenv("TRAINKIT_SERVED_PIXELS", str(7000 * 7000 - 1))
-    assert "49,000,000 pixels in 1 sample" in refused(forms["records"](large))
-    monkeypatch.setenv("TRAINKIT_SERVED_PIXELS", "many")
-    with pytest.raises(MlflowException, match="TRAINKIT_SERVED_PIXELS: 'many'; expected a whole number of pixels"):
-        mlflow.pyfunc.load_model(classifier[0])
-
-
-def test_pixels_of_a_sample_are_counted_before_it_is_decoded(tmp_path):
-    volume = samples.nifti_bytes(np.zeros((4, 5, 6, 2)), (1, 1, 1), "")
-    image = io.BytesIO()
-    Image.new("RGB", (7, 9)).save(image, "BMP")
-    pgm = b"P5 20000 10000 255\n"
-    for sample, count in (
-        (volume, 240), (gzip.compress(volume), 240), (image.getvalue(), 63), (np.zeros((5, 6, 3)), 30), (b"", 0),
-        ((np.zeros((4, 5, 6)), (1, 1, 1)), 120), (b"\x1f\x8bno gzip", 0), (pgm, 0), (None, 0), ("text", 0),
-    ):  # fmt: skip
-        assert served_requests._pixels(sample) == count, sample
-
-
-def test_a_sample_counts_as_what_the_network_sees_of_it():
-    dot, volume = io.BytesIO(), samples.nifti_bytes(np.zeros((4, 5, 6, 2)), (1, 2, 50), "")
-    Image.new("1", (1, 1)).save(dot, "PNG")
-    served_requests.check_size([dot.getvalue()] * 3_900, (224, 224))
-    with pytest.raises(UserError, match="200,704,000 pixels in 4000 samples as the network sees them; expected at"):
-        served_requests.check_size([dot.getvalue()] * 4_000, (224, 224))
-    with pytest.raises(UserError, match="in 200001 samples"):
-        served_requests.check_size([np.zeros((1, 1, 3), np.uint8)] * 200_001)
-    assert served_requests._pixels(volume, (1, 1, 1)) == served_requests._pixels(gzip.compress(volume), (1, 1, 1))
-    assert served_requests._pixels(volume, (1, 1, 1)) == 24_000 and served_requests._pixels(volume, (9, 9, 9)) == 240
-    given = np.zeros((10, 10, 10)), (500, 500, 500)
-    with pytest.raises(UserError, match="125,000,000,000 pixels in 1 sample as the network sees them"):
-        served_requests.check_size([given], None, (1, 1, 1))
-    for spacing in (None, (1, 2), ("a", "b", "c"), (float("nan"),) * 3):
-        assert served_requests._pixels((given[0], spacing), (1, 1, 1)) in (0, 1000), "its reader refuses it"
 
 
 def test_a_model_of_another_format_or_without_its_files_is_refused(classifier, tmp_path, monkeypatch):

@@ -558,9 +558,6 @@ REASONS = {
     "an archive; hostile ones are in tests/autoconfig/test_download.py and support/archive_bombs.py": {
         "autoconfig/archive.py zipfile.ZipFile",
     },
-    "the first 540 bytes of a volume of a request; its reader reads the rest": {
-        "inference/served_requests.py zlib.decompressobj",
-    },
     "where the records of a file are, in the cache, read without pickle": {"data/formats/recordio.py numpy.load"},
     "the image in a record that `recordio.unpack` has checked": {"data/storage/record_store.py numpy.frombuffer"},
     "a journal of what was written, whose batches are compared with their CRC-32": {

@@ -23,7 +23,6 @@ from trainkit.data.scenes.dataset import Scenes
 from trainkit.errors import UserError
 from trainkit.inference import predictor, preprocess, samples
 from trainkit.inference.predictor import Predictor
-from trainkit.inference.served_requests import check_size, pixel_limit
 from trainkit.inference.trained_model import read_meta
 from trainkit.interfaces import DatasetInfo, LabelsImages, LabelsVolumes
 from trainkit.tasks.embed import Embed
@@ -177,7 +176,6 @@ def _load_pyfunc(path: str) -> LoadedModel:
 
     folder = Path(path)
     try:
-        pixel_limit()
         return LoadedModel(Predictor.from_folder(folder))
     except UserError as error:
         raise MlflowException.invalid_parameter_value(str(error)) from None
@@ -188,10 +186,6 @@ class LoadedModel:
 
     def __init__(self, predictor: Predictor):
         self.predictor = predictor
-        prepared = preprocess.of(data := predictor.recipe.data)
-        self._side: tuple[int, int] | None = prepared.side if prepared else None
-        if isinstance(data, Scenes):
-            self._side = data.size or ((data.short_side, data.short_side) if data.short_side else None)
 
     def get_raw_model(self) -> nn.Module:
         """Return the bare network, for `PyFuncModel.get_raw_model`."""
@@ -208,8 +202,6 @@ class LoadedModel:
         served = os.environ.get(_SERVING) == "true"
         try:
             given = _samples(model_input, bool(self.predictor.meta.axes), served)
-            if served:
-                check_size(given, self._side, self.predictor.meta.resampled)
             found = self.predictor.predict(given, mirror=bool((params or {}).get(MIRROR)))
         except UserError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from None

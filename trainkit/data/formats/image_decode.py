@@ -145,12 +145,6 @@ def header(file: Path | bytes, where: str) -> tuple[tuple[int, int], int]:
         return ((width, height) if turn in range(5, 9) else (height, width)), turn if turn in range(1, 9) else 1
 
 
-def pixels_in(data: bytes) -> int:
-    """Return how many pixels an encoded image has by its header. Raises UserError for one that is damaged."""
-    (height, width), _ = header(data, "")
-    return height * width
-
-
 def stored_as_is(data: bytes) -> bool:
     """Return False for an encoded image that a packed set keeps as PNG: PGM or PPM."""
     return not (data[:1] == b"P" and data[1:2] in b"2356" and data[2:3] in b"# \t\r\n")
