@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from trainkit.data import sources
 from trainkit.data.formats import image_decode
 from trainkit.data.people import tokenizer
 from trainkit.data.people.dataset import People
+from trainkit.data.people.records import DISTRACTOR, PersonRecord
 from trainkit.errors import UserError, number_of
 from trainkit.inference import preprocess, samples
 from trainkit.inference import table_writer as tables
@@ -30,27 +31,17 @@ if TYPE_CHECKING:
     from trainkit.models.reid import ReidNet
 
 
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """One record: an image, or the ids of a caption."""
+Entry = tuple[PersonRecord, Path]
+"""A record, and the file of its image."""
 
-    id: str
-    person: str
-    camera: str
-    modality: int
-    file: Path
-    text: str
+
+class _Found(NamedTuple):
     where: str
-
-
-@dataclasses.dataclass(frozen=True)
-class _Found:
-    where: str
-    entries: list[_Entry]
+    entries: list[Entry]
     """In the order of their modalities."""
     labelled: bool
     """True if the set has an identity for each record."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """What of the set is left out."""
 
 
@@ -65,7 +56,7 @@ def predict(asked: Request) -> Predicted:
     _refuse_mirror(asked.mirror)
     known = asked.meta.modalities or (MODALITIES[RGB],)
     found = _records(asked.source)
-    every = [entry for entry in found.entries if MODALITIES[entry.modality] in known]
+    every = [entry for entry in found.entries if MODALITIES[entry[0].modality] in known]
     notes = [*found.notes, *_left_out(found.entries, known)]
     if not every:
         found_here = "; ".join(notes) or "no records"
@@ -77,21 +68,21 @@ def predict(asked: Request) -> Predicted:
         coder = data.text.make() if MODALITIES[TEXT] in known else None
         network = _Network(made, prepared, known, coder)
 
-        def columns(read: Sequence[tuple[_Entry, np.ndarray]]) -> Columns:
-            entries = [entry for entry, _ in read]
-            first: Columns = {"id": [entry.id for entry in entries]}
+        def columns(read: Sequence[tuple[PersonRecord, np.ndarray]]) -> Columns:
+            records = [record for record, _ in read]
+            first: Columns = {"id": [record.id for record in records]}
             if found.labelled:
-                first["person"] = [entry.person for entry in entries]
-                first["camera"] = [entry.camera for entry in entries]
-            first["modality"] = [MODALITIES[entry.modality] for entry in entries]
-            return first | network.columns([(entry.modality, values) for entry, values in read])
+                first["person"] = [DISTRACTOR if record.person is None else record.person for record in records]
+                first["camera"] = [record.camera for record in records]
+            first["modality"] = [MODALITIES[record.modality] for record in records]
+            return first | network.columns([(record.modality, values) for record, values in read])
 
         entries = tables.Entries(
             total=len(every),
             items=lambda: iter(every),
             read=network.read,
             columns=columns,
-            example=(dataclasses.replace(every[0], modality=RGB), np.zeros((3, *prepared.side), np.uint8)),
+            example=(every[0][0]._replace(modality=RGB), np.zeros((3, *prepared.side), np.uint8)),
         )
         said = origin(asked.folder, made.weights, asked.meta) | {"source": found.where}
         return tables.write(asked, entries, (), said, made.weights, notes)
@@ -130,12 +121,13 @@ class _Network:
     known: Sequence[str]
     coder: tokenizer.Tokens | None
 
-    def read(self, entry: _Entry) -> tuple[_Entry, np.ndarray]:
+    def read(self, entry: Entry) -> tuple[PersonRecord, np.ndarray]:
         """Read the pixels of a record, uint8 (3, height, width), or the token ids of its caption, int64 (length,)."""
-        if entry.modality == TEXT and self.coder is not None:
-            return entry, tokenizer.table(self.coder, [entry.text])[0].astype(np.int64)
-        pixels = image_decode.decode(image_decode.read(entry.file, entry.where), entry.where)
-        return entry, self.prepared.pixels(pixels, entry.where)
+        record, file = entry
+        if record.modality == TEXT and self.coder is not None:
+            return record, tokenizer.table(self.coder, [record.text])[0].astype(np.int64)
+        pixels = image_decode.decode(image_decode.read(file, record.where), record.where)
+        return record, self.prepared.pixels(pixels, record.where)
 
     def columns(self, read: Sequence[tuple[int, np.ndarray]]) -> Columns:
         """Embed a batch of modalities and values, which are in the order of their modalities."""
@@ -145,16 +137,14 @@ class _Network:
             if name not in self.known:
                 continue
             own = [values for modality, values in read if modality == number]
-            if number == TEXT and self.coder is not None:
-                empty = np.empty((0, self.coder.length), np.int64)
-                batch["text"] = torch.from_numpy(np.stack(own) if own else empty)
-            else:
-                empty = np.empty((0, 3, *self.prepared.side), np.uint8)
-                batch[f"image.{name}"] = torch.from_numpy(np.stack(own) if own else empty)
-        batch = runtime.to_device(batch)
-        for name in batch:
-            if name != "text":
-                batch[name] = self.prepared.normal(batch[name])
+            coder = self.coder if number == TEXT else None
+            shape, kind = ((3, *self.prepared.side), np.uint8) if coder is None else ((coder.length,), np.int64)
+            values = torch.from_numpy(np.stack(own) if own else np.empty((0, *shape), kind))
+            batch[f"image.{name}" if coder is None else "text"] = values
+        batch = {
+            name: values if name == "text" else self.prepared.normal(values)
+            for name, values in runtime.to_device(batch).items()
+        }
         with torch.no_grad():
             with runtime.accelerator.autocast():
                 feature = self.made.recipe.task.predict(net, batch)["feature"].float()
@@ -172,7 +162,6 @@ def _records(text: str) -> _Found:
     """Find the records of a source: a re-identification set, or images, all read as `rgb`."""
     from trainkit.data.people import layouts
     from trainkit.data.people import sources as people_sources
-    from trainkit.data.people.records import DISTRACTOR
     from trainkit.inference.images import open_pictures
 
     path, split = sources.split_of(text)
@@ -183,7 +172,7 @@ def _records(text: str) -> _Found:
     if pictures:
         found = open_pictures(text)
         every = [
-            _Entry(record.id, "", "", RGB, record.data, "", record.where)
+            (PersonRecord(record.where, record.id, None, RGB), record.data)
             for record in found.records()
             if isinstance(record.data, Path)
         ]
@@ -192,23 +181,13 @@ def _records(text: str) -> _Found:
         return _Found(found.where, every, labelled=False)
     named = str(path.absolute()) + (f"#{split}" if split else "") if path.exists() else text
     records = people_sources.find(named, "val")
-    entries = [
-        _Entry(
-            record.id,
-            DISTRACTOR if record.person is None else record.person,
-            record.camera,
-            record.modality,
-            records.root / record.id,
-            record.text,
-            record.where,
-        )
-        for record in sorted(records.every, key=lambda record: record.modality)
-    ]
-    return _Found(records.where, entries, labelled=True, notes=tuple(records.losses()))
+    every = sorted(records.every, key=lambda record: record.modality)
+    entries = [(record, records.root / record.id) for record in every]
+    return _Found(records.where, entries, labelled=True, notes=records.losses())
 
 
-def _left_out(entries: Sequence[_Entry], known: Sequence[str]) -> list[str]:
-    strange = [MODALITIES[entry.modality] for entry in entries if MODALITIES[entry.modality] not in known]
+def _left_out(entries: Sequence[Entry], known: Sequence[str]) -> list[str]:
+    strange = [name for record, _ in entries if (name := MODALITIES[record.modality]) not in known]
     return [
         f"{number_of(strange.count(name), f'records of {name}')} left out: the run was trained on {', '.join(known)}"
         for name in dict.fromkeys(strange)
