@@ -180,7 +180,7 @@ def test_bounds_of_guessing_are_in_the_journal(runs):
     ],
 )
 def test_the_first_must_be_better_than_guessing_where_that_is_known(value, lower, chance, passed, why):
-    one = promote._Candidate(RunFolder(Path("x")), "", "lfw/auc", "best", 7, "", value, lower, chance)
+    one = promote._Candidate(RunFolder(Path("x")), "", "lfw/auc", 7, "", value, lower, chance)
     check = promote._above_chance_level(one)
     assert check.passed is passed and why in check.why
 
@@ -315,8 +315,6 @@ def test_mistakes_are_one_message(store, runs):
     assert "alias is 'Latest'" in ask(runs.good.name, "--as", "Latest", code=2)
     assert "name is 'a/b'" in ask(runs.good.name, "--name", "a/b", code=2)
     assert "not in" in ask("toy-s9", code=2)
-    said = ask(runs.good.name, "--metric", "val/acuracy", code=2)
-    assert f"has no metric 'val/acuracy'; trainkit show {runs.good.name}" in said
 
 
 def test_a_run_that_cannot_be_promoted_says_why(store):
@@ -325,18 +323,15 @@ def test_a_run_that_cannot_be_promoted_says_why(store):
     assert "is RUNNING; expected a finished run" in ask(folder.name, code=2)
     folder.update(status="FINISHED", run_id="0" * 32)
     folder.journal.write_text('{"t":1,"step":5,"m":{"val/accuracy":0.9,"val/top":1.0}}\n')
-    assert "has no model; expected a run that kept its weights" in ask(folder.name, code=2)
+    assert "has no model; expected a run that kept its best weights" in ask(folder.name, code=2)
     (folder.path / MEMBERS).write_text('{"seed 0": "a", "seed 1": "b"}')
     assert "is the parent run of 2 runs; expected one of its child runs" in ask(folder.name, code=2)
     (folder.path / MEMBERS).unlink()
     (folder.path / "models.json").write_text('{"last@3": "m-1", "best@3": "m-2", "best@4": "m-3", "last@9": "m-4"}')
-    assert promote._model(folder) == ("best", 4, "m-3")
+    assert promote._model(folder) == (4, "m-3")
     assert "val/accuracy was not measured at step 4" in ask(folder.name, code=2)
-    folder.recipe.write_text("best: {metric: val/ema/accuracy}\nevaluations: {val: {}}\n")
-    said = ask(folder.name, "--metric", "val/accuracy", code=2)
-    assert "val/accuracy is not a metric of the weights that would be promoted; expected a metric val/ema/..." in said
     folder.recipe.write_text("evaluations: {val: {}}\n")
-    assert "has no best.metric; name a metric with --metric" in ask(folder.name, code=2)
+    assert "has no best.metric, which chooses the weights" in ask(folder.name, code=2)
     folder.release()
 
 
@@ -354,10 +349,10 @@ def test_an_alias_of_a_model_that_is_of_no_run_here_is_not_fought_over(store, ru
 
 def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path):
     folder = RunFolder(tmp_path)
-    folder.recipe.write_text("promote: {name: faces, alias: edge, metric: val/top1, later_key: 1}\n")
-    assert promote.asked(folder, {}) == Promote(name="faces", alias="edge", metric="val/top1")
-    words = {"name": None, "alias": "cloud", "metric": "val/auc"}
-    assert promote.asked(folder, words) == Promote(name="faces", alias="cloud", metric="val/auc")
+    folder.recipe.write_text("promote: {name: faces, alias: edge, later_key: 1}\n")
+    assert promote.asked(folder, {}) == Promote(name="faces", alias="edge")
+    words = {"name": None, "alias": "cloud"}
+    assert promote.asked(folder, words) == Promote(name="faces", alias="cloud")
     folder.recipe.write_text("promote: null\n")
     assert promote.asked(folder, {}) == Promote()
 
@@ -367,11 +362,7 @@ def test_the_words_of_the_command_line_stand_before_those_of_the_recipe(tmp_path
     [
         (["promote={alias: v2}"], "alias is 'v2'"),
         (["promote={name: 'a@b'}"], "name is 'a@b'"),
-        (["promote={metric: lfw/accuracy}"], "promote.metric is 'lfw/accuracy', but there is no such evaluation"),
         (["promote={}", "best=null"], "promote has no deciding metric"),
-        (["promote={metric: val/ema/accuracy}", "train.ema=null"], "promote.metric is a metric of EMA weights"),
-        (["promote={metric: val/ema/accuracy}", "best=null"], "promote.metric is a metric of EMA weights, but best"),
-        (["promote={metric: val/ema/accuracy}"], "promote.metric is 'val/ema/accuracy' and best.metric 'val/accuracy'"),
     ],
 )
 def test_mistakes_in_a_recipe_are_found_before_anything_begins(monkeypatch, words, message):

@@ -62,6 +62,7 @@ DROPPED = [
     ("tom500", "task.objective.tversky_alpha", 0.3, 0.5, "weight dice and ce"),
     ("tom500", "task.objective.tversky_beta", 0.7, 0.5, "weight dice and ce"),
     ("convnext", "promote.max_slower", 0.1, 0.3, "compare the throughput of runs with trainkit compare"),
+    ("convnext", "promote.metric", None, "val/top1", "best.metric decides"),
     ("tom500", "train.spikes", None, {"policy": "rollback"}, "losses that jump are not looked for"),
     ("reid", "train.replay", None, {"every": "1k steps"}, "steps are not computed twice"),
     ("reid", "train.nonfinite", "stop", "rollback", "use skip"),

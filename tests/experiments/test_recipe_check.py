@@ -99,10 +99,6 @@ MISTAKES = {
         lambda folder: ["train.schedule={name: plateau, metric: val/f1, patience: 2}", EACH],
         "train.schedule.metric: 'val/f1'",
     ),
-    "a promotion by what is not measured": (
-        lambda folder: ["promote={metric: val/accuracy}"],
-        "promote.metric: 'val/accuracy', which is not measured",
-    ),
     "an EMA metric that is not measured": (
         lambda folder: ["best={metric: val/ema/topp1, mode: max}", "train.ema=0.9"],
         "expected val/ema/top1",

@@ -7,7 +7,6 @@ from runs import ROOT, Ran, newest, overrides, run, stop_after, stripes
 
 from trainkit.analysis import promote
 from trainkit.config import metric_table
-from trainkit.config.schema import Promote
 from trainkit.experiments.launch import launch
 from trainkit.tracking import resume
 from trainkit.tracking.store import Store
@@ -48,7 +47,7 @@ def test_a_training_keeps_the_lowest_loss_and_mlflow_is_told(store, tmp_path):
     assert best.best_weights(ran.folder.path).parent.name == f"step-{step:09d}"
     experiment = Store.locate().client().get_experiment_by_name("convnext")
     assert experiment.tags["mlflow.experiment.primaryMetric.greaterIsBetter"] == "False"
-    candidate = promote._candidate(Store.locate(), ran.folder, Promote())
+    candidate = promote._candidate(Store.locate(), ran.folder)
     assert (candidate.value, candidate.lower) == (value, True)
     other = run(*words(tmp_path, optim__lr="1e-6"), recipe=RECIPE)
     better = min((ran, other), key=lambda each: lowest(each)[1]).folder

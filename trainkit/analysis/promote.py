@@ -85,8 +85,7 @@ class _Candidate:
     folder: RunFolder
     run_id: str
     metric: str
-    weights: str
-    """`best` or `last`, the name of its LoggedModel."""
+    """That of `best`, which chose the weights."""
     step: int
     model_id: str
     value: float
@@ -95,11 +94,6 @@ class _Candidate:
     """True where lower values of the metric are better."""
     chance: float | None = None
     """What guessing reaches in 999 of 1,000 cases; None where that is unknown."""
-
-    @property
-    def score(self) -> str:
-        """Evaluation and name of the primary metric of these weights in a comparison."""
-        return f"best/{self.metric}" if self.weights == "best" else self.metric
 
 
 def asked(run: RunFolder, given: Mapping[str, Any]) -> Promote:
@@ -122,13 +116,13 @@ def promote(store: Store, run: RunFolder, asked: Promote) -> Decision:
     Raises UserError where no decision is possible: a run that did not finish or has no models, a metric that it lacks,
     an alias on a model of no run in this store, a store that does not answer.
     """
-    candidate = _candidate(store, run, asked)
+    candidate = _candidate(store, run)
     name = asked.name or run.info().recipe
     client = store.client()
     with store.asking():
         held = _holder(client, name, asked.alias)
         about: dict[str, Any] = {"run": run.name, "model": name, "alias": asked.alias}
-        about["weights"] = f"{candidate.weights} of step {candidate.step}"
+        about["weights"] = f"best of step {candidate.step}"
         if held is not None and held.run_id == candidate.run_id:
             return Decision(**about, version=str(held.version))
         evidence: dict[str, Any] = {"metric": candidate.metric, "model_id": candidate.model_id}
@@ -169,7 +163,7 @@ def at_end(store: Store, run: RunFolder, asked: Promote) -> str:
 # ---- The run, and the holder of the alias ----------------------------------------------------------------------------
 
 
-def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
+def _candidate(store: Store, run: RunFolder) -> _Candidate:
     where, info = f"run {run.name}", run.info()
     if titles := run_folder.members(run):
         found, remedy = f"is the parent run of {len(titles)} runs", f"trainkit show {run.name} lists them"
@@ -177,51 +171,38 @@ def _candidate(store: Store, run: RunFolder, asked: Promote) -> _Candidate:
     if info.status != "FINISHED":
         raise UserError(where, f"is {info.status}", "a finished run", "continue it with --resume")
     recipe = diff.read(run.recipe)
-    best = (recipe.get("best") or {}).get("metric")
-    metric = asked.metric or best
+    metric = (recipe.get("best") or {}).get("metric")
     if metric is None:
-        raise UserError(where, "its recipe has no best.metric", remedy="name a metric with --metric")
+        found = "its recipe has no best.metric, which chooses the weights"
+        raise UserError(where, found, remedy="train with best='{metric: EVALUATION/SCORE}'")
     history = journal.read(run.journal)
-    if metric not in history.metrics:
-        raise UserError(where, f"has no metric {metric!r}", remedy=f"trainkit show {run.name} lists them")
-    lower = metric_rules.lower_is_better(metric, recipe, info.directions)
-    if lower is None:
-        raise UserError(
-            where,
-            f"has {metric}, but nothing says whether higher or lower values of it are better",
-            remedy="name a metric of docs/reference/metrics.md, or one that the task declares in `directions`",
-        )
+    lower = bool(metric_rules.lower_is_better(metric, recipe, info.directions))
     if info.unsent or left(run)[1]:  # its models may be among it
         send_rest(run, store)
-    weights, step, model_id = _model(run)
+    step, model_id = _model(run)
     if (run_id := run.info().run_id) is None:
         raise UserError(where, "is not in MLflow", remedy=f"trainkit sync {run.name}")
-    chosen = _title(best or "") if weights == "best" else metric.partition("/")[0]
-    if _title(metric) != chosen:
-        found = f"{metric} is not a metric of the weights that would be promoted"
-        raise UserError(where, found, f"a metric {chosen}/...")
-    value = next((point.value for point in history.metrics[metric] if point.step == step), None)
+    value = next((point.value for point in history.metrics.get(metric, ()) if point.step == step), None)
     if value is None:
         raise UserError(where, f"{metric} was not measured at step {step}, whose weights would be promoted")
     bounds = [event.data[metric] for event in history.events if event.name == "chance" and metric in event.data]
     chance = float(bounds[-1]) if bounds else None
-    return _Candidate(run, run_id, metric, weights, step, model_id, value, lower, chance)
+    return _Candidate(run, run_id, metric, step, model_id, value, lower, chance)
 
 
-def _model(run: RunFolder) -> tuple[str, int, str]:
-    """Return name, step and id of the LoggedModel of a run that is promoted: its best, or its last without a best."""
+def _model(run: RunFolder) -> tuple[int, str]:
+    """Return step and id of the LoggedModel with the best weights of a run."""
     try:
         made = json.loads((run.path / "models.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         made = {}
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(str(run.path / "models.json"), f"cannot be read: {error}") from None
-    for name in ("best", "last"):
-        # An interrupted run may have earlier ones.
-        steps = [int(key.removeprefix(f"{name}@")) for key in made if key.startswith(f"{name}@")]
-        if steps:
-            return name, max(steps), made[f"{name}@{max(steps)}"]
-    raise UserError(f"run {run.name}", "has no model", "a run that kept its weights")
+    # An interrupted run may have earlier ones.
+    steps = [int(key.removeprefix("best@")) for key in made if key.startswith("best@")]
+    if not steps:
+        raise UserError(f"run {run.name}", "has no model", "a run that kept its best weights")
+    return max(steps), made[f"best@{max(steps)}"]
 
 
 def _holder(client: Any, name: str, alias: str) -> Any:
@@ -268,14 +249,14 @@ def _against(store: Store, holder: RunFolder, candidate: _Candidate) -> tuple[li
     from trainkit.analysis.compare_report import method, percent, verdict
 
     theirs = (diff.read(holder.recipe).get("best") or {}).get("metric") or ""
-    if _title(theirs) != (_title(candidate.metric) if candidate.weights == "best" else ""):
+    if _title(theirs) != _title(candidate.metric):
         which = f"those with the best {theirs}" if theirs else "its last"
         return [Check("score", False, f"the alias is on other weights of run {holder.name}: {which}")], {}
     found = compare(store, [holder, candidate.folder])
     evidence: dict[str, Any] = {"changes": [str(change) for change in found.changes]}
-    score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == candidate.score), None)
+    score = next((s for s in found.scores if f"{s.evaluation}/{s.metric}" == f"best/{candidate.metric}"), None)
     if score is None:
-        return [Check("score", False, f"run {holder.name} has no {candidate.score} to compare with")], evidence
+        return [Check("score", False, f"run {holder.name} has no best/{candidate.metric} to compare with")], evidence
     evidence["score"] = {key: getattr(score, key) for key in ("values", "difference", "low", "high", "draws", "units")}
     evidence["score"]["verdict"] = score.verdict
     evaluation = candidate.metric.partition("/")[0]
@@ -317,7 +298,7 @@ def _registered(client: Any, candidate: _Candidate, name: str) -> str:
         tags={
             "trainkit.model": candidate.model_id,
             "trainkit.run": candidate.folder.name,
-            "trainkit.weights": f"{candidate.weights}@{candidate.step}",
+            "trainkit.weights": f"best@{candidate.step}",
             f"trainkit.score.{candidate.metric}": repr(candidate.value),
         },
     )

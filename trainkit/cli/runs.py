@@ -35,7 +35,6 @@ def compare(run: tuple[str, ...]) -> None:
 @click.option(
     "--name", metavar="MODEL", help="Name of the registered model.  [default: the recipe's, or the recipe's name]"
 )
-@click.option("--metric", help="Metric that decides.  [default: the recipe's, or its best.metric]")
 def promote(run: str, **words: str | None) -> int:
     """Register the best weights of RUN, if they are better.
 

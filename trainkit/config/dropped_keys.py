@@ -84,7 +84,10 @@ DROPPED_KEYS: dict[tuple[str, str], dict[str, Dropped]] = {
         "tversky_alpha": Dropped(0.3, _OVERLAP),
         "tversky_beta": Dropped(0.7, _OVERLAP),
     },
-    ("promote", ""): {"max_slower": Dropped(0.1, "compare the throughput of runs with trainkit compare", hashed=False)},
+    ("promote", ""): {
+        "max_slower": Dropped(0.1, "compare the throughput of runs with trainkit compare", hashed=False),
+        "metric": Dropped(None, "best.metric decides, by whose weights a run is promoted", hashed=False),
+    },
     ("train", ""): {
         "spikes": Dropped(None, "remove it, or set null: losses that jump are not looked for", hashed=False),
         "replay": Dropped(None, "remove it, or set null: steps are not computed twice", hashed=False),

@@ -69,9 +69,6 @@ def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
         known |= {metric} if rule.mode is not None else set()
         if rule.mode is None:
             yield unknown((*path, "metric"), metric, f"set {dotted((*path, 'mode'))} to max or min")
-    metric = recipe.promote.metric if recipe.promote else None
-    if metric is not None and metric not in known and metric_table.mode(metric, declared) is None:
-        yield unknown(("promote", "metric"), metric, "name the metric of best, and set best.mode to max or min")
     for key, metric in recipe.named_metrics():
         evaluation = recipe.evaluations[name := metric.partition("/")[0]]
         path = tuple(key.split("."))

@@ -360,8 +360,6 @@ class Promote:
     """Name of the registered model. null: the recipe's name."""
     alias: str = "champion"
     """Alias in the model registry that the better model gets."""
-    metric: str | None = None
-    """Full name of the deciding metric. null: `best.metric`."""
 
     def __post_init__(self) -> None:
         if self.name is not None and (not self.name.strip(" .") or set(self.name) & set("/:@'\"`\\")):
@@ -460,20 +458,8 @@ class Recipe:
         watched = self.train.schedule.metric
         if watched and self.evaluations[name := watched.partition("/")[0]].every is None:
             raise ValueError(f"train.schedule.metric is {watched!r}, but evaluations.{name} has no `every`; set it")
-        if self.promote is not None:
-            metrics = {key.partition(".")[0]: metric for key, metric in named}
-            chosen = {key: metrics[key].rpartition("/")[0] for key in ("best", "promote") if key in metrics}
-            if not chosen:
-                raise ValueError("promote has no deciding metric; set promote.metric or best.metric")
-            if len(set(chosen.values())) > 1:
-                both = f"promote.metric is {metrics['promote']!r} and best.metric {metrics['best']!r}"
-                raise ValueError(
-                    f"{both}; the weights that best selects are promoted, so use a metric of the same weights"
-                )
-            if "best" not in chosen and chosen["promote"].endswith("/ema"):
-                raise ValueError(
-                    "promote.metric is a metric of EMA weights, but best.metric is not; set best.metric to one"
-                )
+        if self.promote is not None and self.best is None:
+            raise ValueError("promote has no deciding metric; set best.metric")
 
     def named_metrics(self) -> list[tuple[str, str]]:
         """Return the keys that name a metric of an evaluation, each with its full name."""
@@ -481,6 +467,5 @@ class Recipe:
             "best.metric": self.best,
             "stop_when.metric": self.stop_when,
             "train.schedule.metric": self.train.schedule,
-            "promote.metric": self.promote,
         }
         return [(key, rule.metric) for key, rule in rules.items() if rule is not None and rule.metric]
