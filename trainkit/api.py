@@ -191,25 +191,25 @@ class _Samples(Sequence[Any]):
 
 @dataclass(frozen=True)
 class Compared:
-    """Runs compared with the first of them. `str` of it is the text of `trainkit compare`."""
+    """A run compared with another. `str` of it is the text of `trainkit compare`."""
 
     comparison: Comparison = field(repr=False)
 
     @cached_property
     def scores(self) -> pd.DataFrame:
-        """A row for each score of each run but the first: both values, the difference, its interval and verdict."""
+        """A row for each score: of both runs, the difference, its interval and verdict."""
         import pandas as pd
 
-        columns = ("run", "name", "primary", "first", "value", "difference", "low", "high", "verdict", "why", "units")
+        columns = ("name", "primary", "first", "value", "difference", "low", "high", "verdict", "why", "units")
         rows = [
-            (s.run, s.name, s.primary, *s.values, s.difference, s.low, s.high, s.verdict, s.why, s.units)
+            (s.name, s.primary, *s.values, s.difference, s.low, s.high, s.verdict, s.why, s.units)
             for s in self.comparison.scores
         ]
         return pd.DataFrame(rows, columns=list(columns))
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """A row for each key that another recipe has otherwise than the first."""
+        """A row for each key that the second recipe has otherwise than the first."""
         import pandas as pd
 
         from trainkit.config import diff
@@ -217,12 +217,8 @@ class Compared:
         def value(side: Any) -> Any:
             return None if isinstance(side, diff.Absent) else side
 
-        rows = [
-            (pair.run, change.key, value(change.before), value(change.after))
-            for pair in self.comparison.pairs
-            for change in pair.changes
-        ]
-        return pd.DataFrame(rows, columns=["run", "key", "before", "after"], dtype=object)
+        rows = [(change.key, value(change.before), value(change.after)) for change in self.comparison.changes]
+        return pd.DataFrame(rows, columns=["key", "before", "after"], dtype=object)
 
     @cached_property
     def speed(self) -> pd.DataFrame:
@@ -343,14 +339,14 @@ def find_run(name: str) -> Run:
     return Run(folder, folder.name)
 
 
-def compare(*runs: str | Run) -> Compared:
-    """Compare runs with the first, as `trainkit compare` does; nothing is kept in MLflow. Raises UserError."""
+def compare(first: str | Run, second: str | Run) -> Compared:
+    """Compare a run with another, as `trainkit compare` does; nothing is kept in MLflow. Raises UserError."""
     _prepare()
     from trainkit.analysis import compare as comparing
     from trainkit.tracking.store import Store
 
     store = Store.locate()
-    words = [run.name if isinstance(run, Run) else _path(run, "compare") for run in runs]
+    words = [run.name if isinstance(run, Run) else _path(run, "compare") for run in (first, second)]
     return Compared(comparing.compare(store, comparing.resolve(store, words)))
 
 

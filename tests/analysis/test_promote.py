@@ -77,7 +77,7 @@ def compared(monkeypatch):
             asked.append([folder.name for folder in runs])
             changes = ["optim.lr  0.1 -> 0.05"]
             found = {"changes": changes, "scores": [score], "same_data": {"val": same}}
-            return SimpleNamespace(**found, sides=[side, side], level=0.95)
+            return SimpleNamespace(**found, sides=[side, side])
 
         module = types.ModuleType("trainkit.analysis.compare")
         module.compare = compare

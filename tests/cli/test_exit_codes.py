@@ -100,7 +100,7 @@ def idle(monkeypatch, tmp_path, store):
     monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
     monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None, named="": None)
     for module in (benchmark_command, preflight, sync_audit):
-        answer = [] if module is sync_audit else 0
+        answer = {sync_audit: [], preflight: 0}.get(module)
         monkeypatch.setattr(module, "command", lambda *words, answer=answer, **more: answer)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path

@@ -1,6 +1,6 @@
 """Compare runs: changed keys, the difference of every metric, its significance, speed and cost.
 
-Each run is compared with the first. The significance of a difference comes from the rows that runs save of their
+The second run is compared with the first. The significance of a difference comes from the rows that runs save of their
 evaluations (`metrics.significance`, `metrics.bootstrap`), where both were evaluated on the same data. For a parent run
 of repeats, the repeats are compared, and their spread counts too. Nothing is trained or evaluated again.
 """
@@ -44,13 +44,11 @@ _SPEED = ("speed/step_ms_p50", "speed/step_ms_p99", "speed/peak_memory_gb")
 class Score:
     """One score of two sides."""
 
-    run: str
-    """The run that is compared with the first side."""
     evaluation: str
     """`val`: final; `best/val`: at the best step; `val/ema`: of EMA weights; `pooled/val`: of all folds."""
     metric: str
     values: tuple[float, float]
-    """Of the first side and of this one; means, where a side has several runs."""
+    """Of both sides; means, where a side has several runs."""
     difference: float | None = None
     """Second minus first; None where they were not evaluated on the same data."""
     low: float | None = None
@@ -144,88 +142,66 @@ def _last(metrics: Mapping[str, list[Point]], heads: set[str]) -> dict[tuple[str
     return found
 
 
-@dataclass(frozen=True)
-class Pair:
-    """The first side and another one."""
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The second side compared with the first."""
 
-    run: str
-    """Name of the other."""
+    sides: tuple[Side, Side]
     changes: list[Change]
-    """Changes of its recipe."""
+    """Changes of the recipe."""
     place: list[Change]
     """Other differences: versions, hardware, source, training data."""
     same_data: dict[str, bool]
     """True for each evaluation of both that ran on the same data."""
-    prepared: tuple[str, ...]
-    """Those of them whose data was prepared in another way, such as another size or normalisation."""
     scores: list[Score]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two or more sides; all but the first are compared with the first."""
-
-    sides: tuple[Side, ...]
-    pairs: tuple[Pair, ...]
-    speed: Mapping[str, tuple[float | None, ...]]
-    """Rates, times, shares and costs by name, the rates first: a value for each side, None where it was not measured.
-    """
+    speed: Mapping[str, tuple[float | None, float | None]]
+    """Rates, times, shares and costs by name, the rates first; None where a side has not measured one."""
     notes: tuple[str, ...]
     """Facts that limit the comparison: different tasks, different data, runs that did not finish."""
-    level: float
-    """Level of every interval: 0.95, or more where several sides are compared with the first (Bonferroni)."""
-
-    @property
-    def changes(self) -> list[Change]:
-        """Changes of the second side's recipe."""
-        return self.pairs[0].changes
-
-    @property
-    def same_data(self) -> dict[str, bool]:
-        """True for each evaluation of the first two sides that ran on the same data."""
-        return self.pairs[0].same_data
-
-    @property
-    def scores(self) -> list[Score]:
-        """All scores of all pairs."""
-        return [score for pair in self.pairs for score in pair.scores]
 
     @property
     def primary(self) -> Score | None:
-        """The primary metric of the second side: at the best step where both have it, else the final one."""
-        return next((score for score in self.pairs[0].scores if score.primary), None)
+        """The primary metric: at the best step where both have it, else the final one."""
+        return next((score for score in self.scores if score.primary), None)
 
 
 def resolve(store: Store, words: Sequence[str]) -> list[RunFolder]:
-    """Return the runs that words name. `best` is the best run in the experiment of the first other run named.
+    """Return the two runs that words name. `best` is the best run in the experiment of the other one.
 
-    Raises UserError for a word that names no run, for fewer than two runs, and for two that are the same.
+    Raises UserError for a word that names no run, and for one run named twice.
     """
-    if len(words) < 2:
-        raise UserError("runs", f"{len(words)} given", "at least two", "`last` and `best` name runs too")
     found = {word: store.find(word) for word in words if word != "best"}
     beside = next(iter(found.values()), None)
     runs = [found[word] if word in found else store.find(word, beside) for word in words]
-    for k, run in enumerate(runs):
-        if run in runs[:k]:
-            raise UserError("runs", f"{words[runs.index(run)]} and {words[k]} are both {run.name}", "different runs")
+    if runs[0] == runs[1]:
+        raise UserError("runs", f"{words[0]} and {words[1]} are both {runs[0].name}", "different runs")
     return runs
 
 
 def compare(store: Store, runs: Sequence[RunFolder]) -> Comparison:
-    """Compare every run with the first.
+    """Compare the second of two runs with the first.
 
     Raises UserError where the store does not answer, or a run's folder cannot be read.
     """
     client = store.client()
-    sides = tuple(_side(run, store, client) for run in runs)
-    level = 1 - (1 - significance.LEVEL) / max(1, len(sides) - 1)
-    reader = _Reader(client)
-    pairs = tuple(_pair(sides[0], side, reader, level) for side in sides[1:])
-    measured = [_measured(side) for side in sides]
-    names = sorted({name for found in measured for name in found}, key=_order)
-    speed = {name: tuple(found.get(name) for found in measured) for name in names}
-    return Comparison(sides, pairs, speed, tuple(_notes(sides, pairs)), level)
+    first, second = (_side(run, store, client) for run in runs)
+    theirs = second.recipe.get("evaluations") or {}
+    both = [name for name in first.recipe.get("evaluations") or {} if name in theirs]
+    equal = {of: {name for name in both if _same(first, second, name, of)} for of in (DATA, CONTENT)}
+    same = {name: name in equal[DATA] | equal[CONTENT] for name in both}
+    # Of the same samples, in another size or normalisation.
+    prepared = [name for name in both if name in equal[CONTENT] - equal[DATA]]
+    scores = list(_scores(first, second, same, _Reader(client)))
+    one, other = _measured(first), _measured(second)
+    return Comparison(
+        sides=(first, second),
+        changes=_changes(first, second),
+        place=_elsewhere(first, second),
+        same_data=same,
+        scores=scores,
+        speed={name: (one.get(name), other.get(name)) for name in sorted({*one, *other}, key=_order)},
+        notes=tuple(_notes(first, second, same, prepared, scores)),
+    )
 
 
 def _side(run: RunFolder, store: Store, client: Any) -> Side:
@@ -264,42 +240,40 @@ def _tags(run: RunFolder, store: Store, client: Any) -> dict[str, str]:
 # ---- Two sides -------------------------------------------------------------------------------------------------------
 
 
-def _pair(first: Side, second: Side, reader: _Reader, level: float) -> Pair:
+def _changes(first: Side, second: Side) -> list[Change]:
+    """List the changes of the recipe, without values of secrets."""
     recipe = [
         replace(change, before=HIDDEN, after=HIDDEN) if is_secret_name(change.key) else change
         for change in diff.diff(first.recipe, second.recipe)
     ]
     if max(len(first.runs), len(second.runs)) > 1:  # every repeat has its own
         recipe = [change for change in recipe if change.key != "seed"]
-    theirs = second.recipe.get("evaluations") or {}
-    both = [name for name in first.recipe.get("evaluations") or {} if name in theirs]
-    equal = {of: {name for name in both if _same(first, second, name, of)} for of in (DATA, CONTENT)}
-    same = {name: name in equal[DATA] | equal[CONTENT] for name in both}
+    return recipe
+
+
+def _scores(first: Side, second: Side, same: Mapping[str, bool], reader: _Reader) -> Iterator[Score]:
+    """Yield the scores that both sides have, judged where they were evaluated on the same data."""
     best = first.recipe.get("best") or second.recipe.get("best") or {}
     decides = _deciding(best.get("metric") or "", first, second)
-    scores: list[Score] = []
     for head in first.scores:
         shared = [metric for metric in first.scores[head] if metric in second.scores.get(head, {})]
         if not shared:
             continue
         name = _evaluation(head)
         if same[name]:
-            drawn = _bootstrap(first, second, head, shared, reader, level)
+            drawn = _bootstrap(first, second, head, shared, reader)
         else:
             drawn = _Bootstrap({}, "", why_other_data((first, second), name), comparable=False)
         for metric in shared:
             values = first.scores[head][metric], second.scores[head][metric]
             score = Score(
-                run=second.name,
                 evaluation=head,
                 metric=metric,
                 values=(float(np.mean(values[0])), float(np.mean(values[1]))),
                 primary=(head, metric) == decides,
                 lower_is_better=_is_lower(f"{_plain(head)}/{metric}", first, second),
             )
-            scores.append(_judged(score, drawn, significance.welch(*values, level)))
-    prepared = tuple(name for name in both if name in equal[CONTENT] - equal[DATA])
-    return Pair(second.name, recipe, _elsewhere(first, second), same, prepared, scores)
+            yield _judged(score, drawn, significance.welch(*values))
 
 
 def _is_lower(metric: str, *sides: Side) -> bool | None:
@@ -368,9 +342,7 @@ def _judged(score: Score, drawn: _Bootstrap, seeds: Interval | None) -> Score:
     return replace(score, **found, verdict=significance.verdict(both, score.lower_is_better))
 
 
-def _bootstrap(
-    first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader, level: float
-) -> _Bootstrap:
+def _bootstrap(first: Side, second: Side, head: str, metrics: Sequence[str], reader: _Reader) -> _Bootstrap:
     """Run the paired bootstrap for the metrics of an evaluation; for repeats, for their mean."""
     sides: list[list[Columns]] = []
     for side in (first, second):
@@ -408,7 +380,7 @@ def _bootstrap(
     intervals = {}
     for metric, drawn in significance.resampled(units, differences).items():
         gap = float(np.mean(second.scores[head][metric]) - np.mean(first.scores[head][metric]))
-        intervals[metric] = significance.bootstrap_interval(gap, drawn, units.independent, level)
+        intervals[metric] = significance.bootstrap_interval(gap, drawn, units.independent)
     reader.drawn[same] = _Bootstrap(intervals, str(units), "")
     return reader.drawn[same]
 
@@ -452,7 +424,7 @@ def _elsewhere(first: Side, second: Side) -> list[Change]:
     return diff.diff(*places)
 
 
-# ---- All sides -------------------------------------------------------------------------------------------------------
+# ---- Both sides ------------------------------------------------------------------------------------------------------
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -478,22 +450,21 @@ def _measured(side: Side) -> dict[str, float]:
     return {name: float(np.mean([own[name] for own in each])) for name in shared}
 
 
-def _notes(sides: Sequence[Side], pairs: Sequence[Pair]) -> Iterator[str]:
+def _notes(
+    first: Side, second: Side, same: Mapping[str, bool], prepared: Sequence[str], scores: Sequence[Score]
+) -> Iterator[str]:
     """List facts that limit a comparison: runs that did not finish, other tasks, other data."""
-    for side in sides:
+    for side in (first, second):
         for run in dict.fromkeys((side.folder, *side.runs, *side.folds)):
             info = run.info()
             if info.status != "FINISHED":
                 yield f"{run.name} did not finish ({info.status}, step {info.last_step}); its last metrics are compared"
-    first = sides[0]
-    for side, pair in zip(sides[1:], pairs, strict=True):
-        tasks = [(one.recipe.get("task") or {}).get("name") for one in (first, side)]
-        if tasks[0] != tasks[1]:
-            yield f"{first.name} trains {tasks[0]}, {side.name} {tasks[1]}: different tasks"
-        for name, same in pair.same_data.items():
-            if not same:
-                yield f"{name}: not compared: {why_other_data((first, side), name)}"
-        if pair.prepared:
-            yield f"{', '.join(pair.prepared)}: the same samples, prepared differently in {side.name}"
-        if not pair.scores:
-            yield f"{first.name} and {side.name} have no metric in common"
+    tasks = [(side.recipe.get("task") or {}).get("name") for side in (first, second)]
+    if tasks[0] != tasks[1]:
+        yield f"{first.name} trains {tasks[0]}, {second.name} {tasks[1]}: different tasks"
+    for name in (name for name, equal in same.items() if not equal):
+        yield f"{name}: not compared: {why_other_data((first, second), name)}"
+    if prepared:
+        yield f"{', '.join(prepared)}: the same samples, prepared differently in {second.name}"
+    if not scores:
+        yield f"{first.name} and {second.name} have no metric in common"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from trainkit.analysis.compare import Comparison, Pair, Score, Side
+from trainkit.analysis.compare import Comparison, Score, Side
 from trainkit.config import diff
 from trainkit.errors import few
 from trainkit.terminal import aligned, numbers, split
@@ -17,27 +17,24 @@ _SHOWN = 8
 
 def text(found: Comparison) -> str:
     """Return the text of a comparison for the terminal."""
-    called = letters(len(found.sides))
-    lines = ["", *(f"{letter}  {about(side)}" for letter, side in zip(called, found.sides, strict=True)), ""]
+    lines = ["", *(f"{letter}  {about(side)}" for letter, side in zip("AB", found.sides, strict=True)), ""]
     lines += [f"note   {note}" for note in found.notes] + ([""] if found.notes else [])
-    for letter, pair in zip(called[1:], found.pairs, strict=True):
-        lines += [f"changes in {letter}", *(diff.lines(pair.changes) or ["none: the recipes are the same"]), ""]
-        if pair.place:
-            lines += [f"other differences in {letter}", *diff.lines(pair.place), ""]
-        for evaluation, scores in by_evaluation(pair.scores):
-            lines += [*_table(evaluation, scores, called[0], letter, found.level), ""]
+    lines += ["changes in B", *(diff.lines(found.changes) or ["none: the recipes are the same"]), ""]
+    if found.place:
+        lines += ["other differences in B", *diff.lines(found.place), ""]
+    for evaluation, scores in by_evaluation(found.scores):
+        lines += [*_table(evaluation, scores), ""]
     lines += [*aligned(speeds(found)), ""]
-    lines += verdicts(found)
-    return "\n".join(lines)
+    alone = {change.key for change in found.changes} <= {"seed"}
+    return "\n".join([*lines, f"verdict  {sentence(found.primary, alone)}"])
 
 
-def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, level: float) -> list[str]:
+def _table(evaluation: str, scores: Sequence[Score]) -> list[str]:
     """Return the scores of an evaluation in columns, without those of classes."""
     whole = split([score.metric for score in scores])[0]
     shown = [score for score in scores if score.primary or score.metric in whole[:_SHOWN]]
     seeds = any(score.seeds for score in shown)
-    head = [evaluation, first, letter, f"{letter} - {first}", f"{percent(level)} CI"]
-    rows = [[*head, *["CI over repeats"] * seeds, "verdict"]]
+    rows = [[evaluation, "A", "B", "B - A", "95 % CI", *["CI over repeats"] * seeds, "verdict"]]
     for score in shown:
         again = ends(score.seeds.low, score.seeds.high, score.values) if score.seeds else "-"
         name = f"{score.metric}{' *' if score.primary else ''}{' (lower is better)' if score.lower_is_better else ''}"
@@ -51,31 +48,12 @@ def _table(evaluation: str, scores: Sequence[Score], first: str, letter: str, le
 # ---- Words and numbers ----------------------------------------------------------------------------------------------
 
 
-def letters(many: int) -> list[str]:
-    """Return the letters of sides in tables: A, B, ..., Z, A1, ..."""
-    return [chr(65 + k % 26) + (str(k // 26) if k >= 26 else "") for k in range(many)]
-
-
-def primary(pair: Pair) -> Score | None:
-    """Return the score that decides a pair, if both sides have it."""
-    return next((score for score in pair.scores if score.primary), None)
-
-
-def verdicts(found: Comparison) -> list[str]:
-    """Return a sentence for each side but the first."""
-    called, lines = letters(len(found.sides)), []
-    for letter, pair in zip(called[1:], found.pairs, strict=True):
-        alone = {change.key for change in pair.changes} <= {"seed"}
-        lines.append(f"verdict  {sentence(primary(pair), called[0], letter, found.level, alone)}")
-    return lines
-
-
-def sentence(score: Score | None, first: str, letter: str, level: float, alone: bool) -> str:
+def sentence(score: Score | None, alone: bool) -> str:
     """State the verdict on a side by the primary metric, its interval, and what the interval leaves out.
 
     `alone`: the recipes differ in their seed at most.
     """
-    said = f"{headline(score, first, letter)}{evidence(score, level)}"
+    said = f"{headline(score)}{evidence(score)}"
     if score is None or score.verdict not in ("better", "worse") or score.seeds is not None:
         return said
     if alone:
@@ -83,24 +61,24 @@ def sentence(score: Score | None, first: str, letter: str, level: float, alone: 
     return f"{said}. Variation between seeds is not included; measure it with: trainkit repeat RECIPE --seeds 5"
 
 
-def headline(score: Score | None, first: str, letter: str) -> str:
+def headline(score: Score | None) -> str:
     """State the verdict on a side by the primary metric, with the difference."""
     if score is None:
-        return f"{letter} and {first} share no primary metric; name one in the recipe: `best: {{metric: ...}}`"
+        return "B and A share no primary metric; name one in the recipe: `best: {{metric: ...}}`"
     if score.verdict == "not comparable":
-        return f"{letter} and {first} are not comparable on {score.name}: {score.why}"
+        return f"B and A are not comparable on {score.name}: {score.why}"
     if score.verdict == "not decided":
-        return f"{letter} vs. {first} is inconclusive on {score.name}: {gap(score)}"
-    return f"{letter} is {VERDICTS[score.verdict]} than {first} on {score.name}: {gap(score)}"
+        return f"B vs. A is inconclusive on {score.name}: {gap(score)}"
+    return f"B is {VERDICTS[score.verdict]} than A on {score.name}: {gap(score)}"
 
 
-def evidence(score: Score | None, level: float) -> str:
+def evidence(score: Score | None) -> str:
     """Return the intervals behind a verdict, in brackets; empty where there are none."""
     if score is None or score.verdict == "not comparable":
         return ""
-    parts = [f"{percent(level)} CI {span(score)}; {method(score)}"] * bool(score.draws)
+    parts = [f"95 % CI {span(score)}; {method(score)}"] * bool(score.draws)
     if score.seeds is not None:
-        parts.append(f"{percent(level)} CI over repeats {ends(score.seeds.low, score.seeds.high, score.values)}")
+        parts.append(f"95 % CI over repeats {ends(score.seeds.low, score.seeds.high, score.values)}")
     if score.verdict == "not decided" and score.why:
         parts.append(score.why)
     return f" ({'; '.join(parts)})" if parts else ""
@@ -164,23 +142,16 @@ def span(score: Score) -> str:
     return "-" if score.low is None or score.high is None else ends(score.low, score.high, score.values)
 
 
-def percent(level: float) -> str:
-    """Return the level of an interval: `95 %`."""
-    return f"{100 * level:.3g} %"
-
-
 def speeds(found: Comparison) -> list[list[str]]:
-    """Return rates, times and costs of all sides as rows of a table; of two sides with the ratio.
+    """Return rates, times and costs of both sides as rows of a table, with their ratio.
 
-    Shares below half a percent everywhere are left out.
+    Shares below half a percent on both sides are left out.
     """
-    called = letters(len(found.sides))
-    two = len(called) == 2
-    rows = [["speed and cost", *called, *["B / A"] * two]]
+    rows = [["speed and cost", "A", "B", "B / A"]]
     for name, values in found.speed.items():
-        known = [math.nan if one is None else one for one in values]
-        if name.endswith("_share") and not any(one >= 0.005 for one in known):
+        one, other = (math.nan if value is None else value for value in values)
+        if name.endswith("_share") and not (one >= 0.005 or other >= 0.005):
             continue
-        ratio = f"{known[1] / known[0]:.2f}" if known[0] and not any(map(math.isnan, known[:2])) else "-"
-        rows.append([name, *numbers(known), *[ratio] * two])
+        ratio = f"{other / one:.2f}" if one and not math.isnan(one + other) else "-"
+        rows.append([name, *numbers([one, other]), ratio])
     return rows

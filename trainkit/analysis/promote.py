@@ -246,7 +246,7 @@ def _above_chance_level(candidate: _Candidate) -> Check:
 def _against(store: Store, holder: RunFolder, candidate: _Candidate) -> tuple[list[Check], dict[str, Any]]:
     """Check a run against the one that has the alias; return the checks and their numbers."""
     from trainkit.analysis.compare import compare
-    from trainkit.analysis.compare_report import method, percent, verdict
+    from trainkit.analysis.compare_report import method, verdict
 
     theirs = (diff.read(holder.recipe).get("best") or {}).get("metric") or ""
     if _title(theirs) != _title(candidate.metric):
@@ -266,7 +266,7 @@ def _against(store: Store, holder: RunFolder, candidate: _Candidate) -> tuple[li
     one, other = score.values
     said = f"{candidate.metric} {one:.4f} -> {other:.4f}, {score.difference:+.4f}"
     if score.low is not None and score.high is not None:
-        said += f" ({percent(found.level)} CI {score.low:+.4f} to {score.high:+.4f}; {method(score)})"
+        said += f" (95 % CI {score.low:+.4f} to {score.high:+.4f}; {method(score)})"
     why = f" ({score.why})" if score.why else ""
     better = Check("score", score.verdict == "better", f"{said}: {verdict(score)}{why}")
     return [Check("data", True, f"{evaluation}: same data in both"), better], evidence

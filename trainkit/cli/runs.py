@@ -10,13 +10,13 @@ from trainkit.cli.options import echo, next_step
 
 
 @click.command()
-@click.argument("run", nargs=-1, required=True, metavar="RUN RUN ...")
-def compare(run: tuple[str, ...]) -> None:
-    """Compare runs: what changed, and what differs significantly.
+@click.argument("run", nargs=2, metavar="RUN RUN")
+def compare(run: tuple[str, str]) -> None:
+    """Compare two runs: what changed, and what differs significantly.
 
-    Each run is compared with the first one. RUN is a run's name, a recipe's name (its last finished run), an MLflow run
-    id, `last` (the newest run), `last-finished`, `best` (of the other run's experiment) or `best:RECIPE`. For a parent
-    run its child runs are compared.
+    The second run is compared with the first one. RUN is a run's name, a recipe's name (its last finished run), an
+    MLflow run id, `last` (the newest run), `last-finished`, `best` (of the other run's experiment) or `best:RECIPE`.
+    For a parent run its child runs are compared.
 
     Example: trainkit compare best:convnext last
     """
