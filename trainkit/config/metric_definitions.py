@@ -352,8 +352,6 @@ speed/graph_breaks | - | lower | Graph breaks of a compiled network since step 2
     "Time on the device": _metrics("""
 device/<phase>_ms | ms | lower | Time of a step on the device, by phase; `step` is the whole step.
 device/idle_ms | ms | lower | Time of a step in which the device is idle.
-device/allreduce_ms | ms | lower | Time of a step in all-reduce of gradients.
-device/allreduce_exposed_ms | ms | lower | Part of it that does not overlap the backward pass.
 """),
     "Shares of time": _metrics("""
 time/data_share | - | none | Share of training time in which the main thread waits for data.

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from trainkit.speed.clock import PHASES, STEP, Steps, Timeline
 
@@ -141,23 +140,6 @@ def of_host(steps: Steps) -> dict[str, float]:
     named = _named((1e3 * steps.phases.mean(0)).tolist())
     named["device/step_ms"] -= named.pop("device/idle_ms")
     return named
-
-
-def allreduce(net: nn.Module) -> dict[str, float]:
-    """Return milliseconds of DDP's all-reduce of gradients: in all, and those after the last gradient was computed.
-
-    `device/allreduce_ms` and `device/allreduce_exposed_ms` are those of the last step that DDP sampled: each of the
-    first ten, then every hundredth. Its own means hold the first step, in which connections are made, for ever. On
-    CPUs (gloo) they are times of the main thread, in which the copying for gloo took cores from the backward pass;
-    waiting for a slower process is in them everywhere. Empty without DDP, and before its second step.
-    """
-    if not isinstance(net, nn.parallel.DistributedDataParallel):
-        return {}
-    known = net._get_ddp_logging_data()
-    whole, hidden = known.get("backward_comm_time", 0), known.get("backward_compute_comm_overlap_time", 0)
-    if whole <= 0 or known.get("iteration", 0) < 2:
-        return {}
-    return {"device/allreduce_ms": whole / 1e6, "device/allreduce_exposed_ms": max(0, whole - hidden) / 1e6}
 
 
 def _named(step: list[float]) -> dict[str, float]:

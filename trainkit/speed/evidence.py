@@ -63,7 +63,7 @@ class Evidence:
     """Steps in that time."""
     device: str = "cpu"
     on_device: Mapping[str, float] = field(default_factory=dict)
-    """Milliseconds of a step by `device/` name: forward, backward, optimizer, transfer, idle, allreduce_exposed."""
+    """Milliseconds of a step by `device/` name: forward, backward, optimizer, transfer, idle."""
     evaluation_s: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Seconds of each evaluation, by name."""
     limits: ThroughputLimits | None = None

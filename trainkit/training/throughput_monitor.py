@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainkit.config.schema import Recipe
 from trainkit.distributed.runtime import Runtime
@@ -43,9 +43,9 @@ _ENVIRONMENT = ("CUDA_LAUNCH_BLOCKING", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_C
 class ThroughputMonitor:
     """Measure the speed of one run on one process."""
 
-    def __init__(self, recipe: Recipe, plan: Plan, net: nn.Module, runtime: Runtime, logger: RunLogger):
+    def __init__(self, recipe: Recipe, plan: Plan, runtime: Runtime, logger: RunLogger):
         self._recipe, self._plan, self._clock = recipe, plan, logger.clock
-        self._runtime, self._logger, self._net = runtime, logger, net
+        self._runtime, self._logger = runtime, logger
         self._recompiles, self._warned = Recompiles(), 0
         # The first updates take what was read ahead.
         ahead = recipe.loader.workers * recipe.loader.prefetch
@@ -145,7 +145,7 @@ class ThroughputMonitor:
             return measured
         since, line = self._clock.recent(many), self._clock.timeline
         own = line.window() if isinstance(line, device_timeline.CudaTimeline) else device_timeline.of_host(since)
-        self._on_device = own | device_timeline.allreduce(self._net)
+        self._on_device = own
         if self._runtime.world > 1:
             spent = dict(zip(STEP, since.phases.mean(0).tolist(), strict=True))
             self._ranks = self._runtime.all_gather({**spent, "met": self._met / many})

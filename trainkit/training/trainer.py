@@ -79,7 +79,7 @@ class Trainer:
         logger.steps_per_epoch, logger.batch_size = self.plan.steps_per_epoch, self.plan.batch_size
         gates, decisions = planning.gates(recipe, self.plan), recorded_decisions(self.resume.events)
         self.events = EventSchedule(gates, runtime.broadcast, logger.tracker.event, decisions)
-        self.monitor, self.meter = ThroughputMonitor(recipe, self.plan, model.net, runtime, logger), LossMeter(runtime)
+        self.monitor, self.meter = ThroughputMonitor(recipe, self.plan, runtime, logger), LossMeter(runtime)
         self.state = state = model.state(self.events, self.meter, identity(recipe, data, model.networks, runtime))
         load(self.resume, state, runtime, logger)
         self.first_step = state.step
