@@ -8,6 +8,7 @@ import logging
 from pathlib import Path
 from types import SimpleNamespace
 
+import nifti_sets
 import numpy as np
 import people_sets as person_sets
 import pytest
@@ -28,8 +29,6 @@ from trainkit.data.people.pk_sampler import ModalPK
 from trainkit.data.people.tokenizer import Captions
 from trainkit.data.scenes.dataset import Scenes
 from trainkit.data.volumes.dataset import Volumes
-from trainkit.data.volumes.preprocess import Preparation
-from trainkit.data.volumes.volume_store import CaseInfo, Writer
 from trainkit.errors import EXIT_CODE, UserError
 from trainkit.tracking.store import Store
 
@@ -250,20 +249,11 @@ def test_scenes_are_compared_by_their_pictures(tmp_path):
 
 
 def test_volumes_are_compared_by_patients_and_content_and_not_looked_at(tmp_path):
-    def pack(name: str, patients: list[str], first: int) -> str:
-        with Writer(tmp_path / name, how=Preparation("yzx", None)) as writer:
-            for number, patient in enumerate(patients, start=first):
-                shape, spacing = (8, 16, 16), (3.0, 1.0, 1.0)
-                image = np.random.default_rng(number).normal(size=shape).astype(np.float16)
-                label = (image > 1).astype(np.uint8)
-                mm3 = (float((label == 0).sum()), float(label.sum()))
-                case = CaseInfo(f"{patient}_{number}", patient, shape, spacing, shape, spacing, (-9.0,), mm3)
-                writer.add_case(case, image[None], label, None, number)
-            writer.finish(names=("background", "a"))
-        return str(tmp_path / name)
-
-    train, val = pack("train", ["p1", "p2", "p3"], 1), pack("val", ["p2", "q"], 3)
-    data = Volumes(train=train, evaluate={"val": val}, patch=(4, 8, 8), leakage="allow")
+    for part, cases in {"train": ["p1_1", "p2_2", "p3_3"], "val": ["p2_3", "q_4"]}.items():
+        for case in cases:
+            nifti_sets.write_case(tmp_path / part, case, int(case[-1]))
+    sets = {"train": str(tmp_path / "train"), "evaluate": {"val": str(tmp_path / "val")}}
+    data = Volumes(**sets, names=["ball", "box"], patch=(4, 8, 8), patient="(.*)_", leakage="allow")
     report = data_integrity.of(data.open(0))
     assert found(report, VAL, "subjects").said == "1 of its 2 patients are in data.train: p2"
     assert found(report, VAL, "copies").said == "1 of its 2 volumes are in data.train: p2_3 = p3_3"
