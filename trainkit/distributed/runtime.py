@@ -194,6 +194,8 @@ class Runtime:
             # A teacher, or a measurement, that was trained before in this process came to another scale of the loss.
             scaler.load_state_dict(self._scale)
         net, optimizer = self.accelerator.prepare(net, optimizer)
+        if self.world > 2 and isinstance(net, nn.parallel.DistributedDataParallel):
+            _order_buckets(net)
         if self.sharded:
             from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -473,6 +475,27 @@ class Runtime:
         """Leave the process group."""
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _order_buckets(net: nn.parallel.DistributedDataParallel) -> None:
+    """Have DDP order its gradient buckets before the first step, by a backward pass of zeros.
+
+    It orders them by the first backward pass of a process, and three or more gradients are summed in an order that
+    depends on their place in a bucket: a resumed run would differ in the last bits of its first step. The zeros come
+    in the order in which gradients do if layers are used as they are defined: from the last to the first.
+    """
+    params = [
+        p for name, p in net.module.named_parameters() if p.requires_grad and name not in net.parameters_to_ignore
+    ]
+    with torch.enable_grad():
+        net._pre_forward(params[0].new_zeros(1))
+        zero = params[0].new_zeros(())
+        for p in params:
+            zero = zero + p.sum() * 0
+        net._post_forward(zero)
+    zero.backward()
+    for p in params:
+        p.grad = None
 
 
 def _leave_other_precision(wanted: str) -> None:
