@@ -104,6 +104,8 @@ def test_the_headline_names_the_test_set_first_and_says_what_the_best_was_chosen
     assert run_scores.headline("val/top1", History(scores)) == best
     tested = scores | {"test/top1": at(0.9)}
     assert run_scores.headline("val/top1", History(tested)) == f"Final test/top1 0.9000. {best}"
+    later = {**scores, "best/val/top1": at(0, 0.95), "val/top1": at(0.94, 0.95, 0.91)}
+    assert run_scores.headline("val/top1", History(later)).endswith("; final 0.9100; the linear probe 0.9400.")
     once = {"val/top1": at(0.5), "best/val/top1": at(0.5)}
     assert run_scores.headline("val/top1", History(once)) == "Best val/top1 0.5000 at step 0."
     assert run_scores.headline("", History()) == ""

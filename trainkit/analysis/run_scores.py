@@ -73,19 +73,22 @@ def headline(metric: str, history: journal.History) -> str:
     """Return the score of the test set where there is one, and the best one of `metric`, as sentences.
 
     The best of several evaluations of a set is too optimistic a score for it: how many it was chosen among and the last
-    score are said too. At step 0 it is that of a fitted network, if there is one: a linear probe.
+    score are said too, and that of a fitted network, a linear probe, where there is one: its step is 0.
     """
     points = journal.at_best(history.metrics).get(f"best/{metric}", [])
     if not points:
         return ""
     scored, (evaluation, _, name) = history.metrics.get(metric, []), metric.rpartition("/")
-    value, last = numbers([points[-1].value, scored[-1].value if scored else math.nan])
+    probe = history.metrics.get(f"probe/{metric}", [])
+    value, last, fitted = numbers([one[-1].value if one else math.nan for one in (points, scored, probe)])
     test = history.metrics.get(f"{TEST}/{name}", []) if evaluation.partition("/")[0] != TEST else []
     said = f"Best {metric} {value} at step {points[-1].step}"
-    if points[-1].step == 0 and f"probe/{metric}" in history.metrics:
+    if points[-1].step == 0 and probe:
         said += ", the linear probe"
     if len(scored) > 1:
         said += f", chosen among {len(scored)} evaluations; final {last}"
+    if points[-1].step and probe:
+        said += f"; the linear probe {fitted}"
     return (f"Final {TEST}/{name} {numbers([test[-1].value])[0]}. " if test else "") + f"{said}."
 
 
