@@ -41,8 +41,8 @@ def test_the_plugin_of_the_page_learns(dots):
     assert ran.series("val/off")[-1] < 0.6 * ran.series("val/off_usual")[-1]
     assert ran.last.state["best"][0]["value"] == min(ran.series("val/off")), "its task declares that lower is better"
     other = trained(dots, "seed=1", "train.length=1 epochs", "log={system_every: null}")
-    (pair,) = compare(Store.locate(), [ran.folder, other.folder]).pairs
-    found = {score.metric: (score.lower_is_better, score.verdict) for score in pair.scores if score.primary}
+    scores = compare(Store.locate(), [ran.folder, other.folder]).scores
+    found = {score.metric: (score.lower_is_better, score.verdict) for score in scores if score.primary}
     assert found == {"off": (True, "worse")}
 
 

@@ -565,7 +565,7 @@ REASONS = {
     },
     "memory of this program's own processes, and what they tell each other": {
         "data/loader/batch_memory.py json.loads", "data/loader/batch_memory.py mmap.mmap",
-        "data/loader/batch_memory.py torch.frombuffer",
+        "data/loader/batch_memory.py torch.frombuffer", "data/import_images.py numpy.frombuffer",
         "speed/clock.py numpy.frombuffer", "tracking/tracker.py PIL.Image.open",
     },
     "a file that this command wrote a moment before": {

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from trainkit.config.schema import Recipe
-from trainkit.interfaces import Split
+from trainkit.interfaces import FitsBeforeTraining, Split
 from trainkit.metrics.score import headline
 
 MOST = 40
@@ -44,7 +44,7 @@ def selected(recipe: Recipe, splits: Mapping[str, Split]) -> list[str] | None:
     if recipe.log.metrics == "all":
         return None
     rules = [recipe.best.metric, f"best/{recipe.best.metric}"] if recipe.best else []
-    fits = getattr(recipe.task, "fits", "")
+    fits = recipe.task.fits if isinstance(recipe.task, FitsBeforeTraining) else ""
     rules += [f"{fits}/{recipe.best.metric}"] if recipe.best and fits else []
     rules += [recipe.stop_when.metric] if recipe.stop_when else []
     rules += [recipe.train.schedule.metric] if recipe.train.schedule.metric else []
