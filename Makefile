@@ -4,6 +4,7 @@
 #                                      allows, each in an environment of its own (.venv-lowest, .venv-newest)
 # make soak   every guarantee of docs/project/reliability.md with many trials, hours of them; SOAK=words for pytest
 # make bench  contests with other ways of doing the same work, 3 rounds;  make bench-full  7 rounds, written to docs/project/performance.md
+# make rehearsals   a tenth of the sizes the guides speak of: tables of docs/project/scale.md (SCALE=1 for all of it)
 # make gpu    what trainkit does on a GPU, into docs/project/gpu.md, by the Python it is given: make gpu PYTHON=python3.12
 #             PART=equality|memory|speed|claims does one part, of 8 minutes; all without it
 # make docs   the pages of docs/reference that are generated from the code, and the site in docs/_build/html
@@ -15,7 +16,7 @@ VENV := .venv
 BIN := $(abspath $(VENV))/bin
 READY := $(VENV)/.ready
 
-.PHONY: run test test-all test-lowest test-newest soak bench bench-full gpu docs screenshots lock audit sbom clean
+.PHONY: run test test-all test-lowest test-newest soak bench bench-full rehearsals gpu docs screenshots lock audit sbom clean
 
 run: $(READY)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml trainkit/run.py recipes/adadistill.yaml
@@ -42,6 +43,12 @@ bench: $(VENV)/.bench
 
 bench-full: $(VENV)/.bench
 	$(BIN)/python benchmarks/suite.py --rounds 7 --resume --write docs/project/performance.md
+
+REHEARSALS := faces images volumes people_and_scenes
+SCALE := 0.1
+
+rehearsals: $(VENV)/.bench
+	for name in $(REHEARSALS); do $(BIN)/python -m benchmarks.rehearsals.$$name --scale $(SCALE) || exit 1; done
 
 gpu:
 	$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(firstword $(wildcard $(BIN)/python) $(PYTHON))) \

@@ -150,6 +150,10 @@ def table(heads: Sequence[str], on: Mapping[str, str], rows: Sequence[Row], left
     found = ", ".join(f"{results.count(one)} {one}" for one in dict.fromkeys(results))
     found += f"; not complete: {left}" if left else ""
     lines = [f"{said}; {datetime.date.today()}, load {load:.1f}: {found}.", ""]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    cells = ((row.what, row.expected, row.measured, row.result) for row in rows)
-    return [*lines, *(f"| {' | '.join(c.replace('|', '/') for c in row)} |" for row in cells)]
+    return lines + markdown(heads, [(row.what, row.expected, row.measured, row.result) for row in rows])
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    cells = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *cells]

@@ -33,7 +33,7 @@ from contest import Contest, Sample, Target
 
 HOME = Path(tempfile.gettempdir()) / "trainkit-bench-volumes-1"
 """Where the files are kept between processes."""
-VOLUMES = 2
+VOLUMES, SPACING = 2, (0.3125, 0.3125, 3.85)
 SECONDS = 0.7
 KEPT = 4
 """Last patches of each side that are compared with the prepared set."""
@@ -60,7 +60,6 @@ SHAPES = {
     "tom500": Shape(
         (512, 512, 20), "yzx", (16, 224, 224), ("SR", "LR", "MR", "IR", "ON", "FAT", "LG", "SO", "EB"), "ASR"
     ),
-    "cube": Shape((320, 320, 128), "zyx", (96, 96, 96), ("blob", "rest"), "SAR"),
 }
 
 
@@ -88,25 +87,11 @@ def _write(folder: Path, case: str) -> None:
     for part in ("image", "label"):
         (folder / "files" / part).mkdir(parents=True)
     for number in range(VOLUMES):
-        if case == "tom500":
-            spacing = (0.3125, 0.3125, 3.85)
-            image, label = orbits.draw(number + 1, shape.size, spacing)
-            affine = orbits.affine(number + 1, shape.size, spacing)
-        else:
-            image, label = _blobs(number, shape.size)
-            affine = np.eye(4)
+        image, label = orbits.draw(number + 1, shape.size, SPACING)
+        affine = orbits.affine(number + 1, shape.size, SPACING)
         for part, array in (("image", np.round(image).astype(np.int16)), ("label", label)):
             nibabel.save(nibabel.Nifti1Image(array, affine), folder / "files" / part / f"{number:03d}.nii.gz")
     importer.import_volumes(folder / "files", folder / "packed", names=list(shape.names))
-
-
-def _blobs(case: int, size: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(case)
-    at = np.stack(np.meshgrid(*(np.linspace(-1, 1, n, dtype=np.float32) for n in size), indexing="ij"))
-    inside = ((at - rng.uniform(-0.3, 0.3, (3, 1, 1, 1)).astype(np.float32)) ** 2).sum(0)
-    label = ((inside < 0.12).astype(np.uint8) + (inside < 0.04)).astype(np.uint8)
-    image = 400.0 * label + 1000 * np.exp(-inside) + rng.normal(0, 60, inside.shape).astype(np.float32)
-    return image, label
 
 
 # ---- the sides: each yields (image float32, mask uint8, volume, first voxel) for ever
