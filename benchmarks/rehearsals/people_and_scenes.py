@@ -130,7 +130,7 @@ def searched_by_numpy(home: Path, scale: float) -> Found:
             for row, ranked in zip(rows, order, strict=True):
                 own = row[row >= 0]
                 same = who[ranked] == protocol.person[own[0]]
-                match = same[~(same & np.isin(place[ranked], place[own]))]
+                match = same[~(same & np.isin(place[ranked], protocol.place[own]))]
                 if match.any():
                     precisions.append(float((np.cumsum(match)[match] / (np.flatnonzero(match) + 1)).mean()))
         means[f"{name}.map"] = np.mean(precisions)
