@@ -152,7 +152,7 @@ def resumed(home: Path, scale: float) -> Found:
     store = home / "killed"
     first = train(*_words(home, scale), store=store)
     while first.poll() is None and len(list(store.glob("runs/*/checkpoints/step*"))) < 2:
-        time.sleep(0.05)
+        time.sleep(0.2)
     first.kill()
     if (code := first.wait()) != -9:
         raise SystemExit(f"the training ended with {code} before it was killed")

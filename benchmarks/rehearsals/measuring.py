@@ -5,7 +5,7 @@
 A set is written aside and renamed, and each row is written down when it is measured: a rehearsal that was interrupted
 goes on; without `rows.jsonl` all is measured again. Pages of large files are dropped before each side.
 CPU seconds are of a side and all processes that it started; memory is anonymous memory beyond that of the imports at
-the most of samples every 20 ms, of other processes their shares of it (PSS) every 0.3 s.
+the most of samples every 50 ms, of other processes their shares of it (PSS) every 0.8 s.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _measure(name: str, side: tuple[str, Callable[[Path, float], Found]], home: 
     before, seen, spent, done = _number(me, "status", "RssAnon:"), [0], [0.0], threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.02):
+        while not done.wait(0.05):
             seen.append(_anonymous(me, below=len(seen) % 16 == 0))
         spent.append(time.thread_time())
 

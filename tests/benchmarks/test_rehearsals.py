@@ -17,7 +17,7 @@ NAMES = ("faces", "images", "people_and_scenes", "volumes")
 
 def test_every_rehearsal_is_listed_here_and_in_the_makefile():
     files = {file.stem for file in (ROOT / "benchmarks" / "rehearsals").glob("*.py")}
-    assert files == {*NAMES, "measuring"}
+    assert files == {*NAMES, "measuring", "sharded_heads"}
     (line,) = re.findall(r"^REHEARSALS := (.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert sorted(line.split()) == sorted(NAMES)
 
