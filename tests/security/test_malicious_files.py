@@ -518,7 +518,7 @@ DOORS: dict[str, set[str]] = {
                         "data/formats/image_decode.py decode_jpeg"},
     "scenes with names": {"data/formats/image_decode.py PIL.Image.open"},
     "label_maps.read_names": {"data/folders.py json.loads"},
-    "scene_sources.open_scenes": {"data/scenes/image_lists.py csv.reader"},
+    "scene_sources.open_scenes": {"data/formats/table_files.py csv.reader"},
     "insightface_bin.read_bin": {"data/formats/insightface_bin.py RestrictedUnpickler",
                                  "data/formats/insightface_bin.py pickletools.genops"},
     "nifti.read_image": {"data/formats/nifti.py gzip.GzipFile",
