@@ -15,7 +15,15 @@ from torch import distributed as dist
 from trainkit.checkpoint import state_dict
 from trainkit.errors import UserError
 from trainkit.losses import class_shards
-from trainkit.losses.class_shards import ClassShard, ShardedMarginHead, divided, divided_over, traffic
+from trainkit.losses.class_shards import (
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ClassShard,
+    ShardedMarginHead,
+    divided,
+    divided_over,
+    traffic,
+)
 from trainkit.losses.distillation import Centres, agreement
 from trainkit.losses.margin import MarginHead, class_head, margin_loss
 from trainkit.losses.margin_specs import AdaFace, ArcFace, CosFace, Head
@@ -112,7 +120,8 @@ def sent(rank: int, world: int) -> dict[str, torch.Tensor]:
 
         return collective
 
-    names = {"all_gather_into_tensor": 1, "all_reduce": 0, "reduce_scatter_tensor": 1}
+    gather, scatter = (class_shards.collective(name).__name__ for name in (ALL_GATHER, REDUCE_SCATTER))
+    names = {gather: 1, "all_reduce": 0, scatter: 1}
     kept = {name: getattr(dist, name) for name in (*names, "broadcast", "all_to_all", "all_gather")}
     for name, given in names.items():
         setattr(dist, name, counting(name, given))
@@ -124,7 +133,8 @@ def sent(rank: int, world: int) -> dict[str, torch.Tensor]:
     total.backward()
     for name, call in kept.items():
         setattr(dist, name, call)
-    return {name: torch.tensor(many) for name, many in counted.items()}
+    known = {gather: "gather", scatter: "scatter"}
+    return {known.get(name, name): torch.tensor(many) for name, many in counted.items()}
 
 
 def sampled(rank: int, world: int) -> dict[str, torch.Tensor]:
@@ -188,12 +198,12 @@ def test_losses_gradients_and_centres_are_those_of_one_process(world, tmp_path):
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_step_sends_the_bytes_of_the_formula(world, tmp_path):
     found, formula = on(world, "sent", tmp_path), traffic(N // world, D)
-    gathers = found["all_gather_into_tensor"].tolist()
+    gathers = found["gather"].tolist()
     assert gathers == [formula["all_gather"], formula["all_gather_backward"]]
     # What is reduced is of the rows of all processes.
     reduced = found["all_reduce"].tolist()
     assert reduced == [N * 4, 2 * N * 4] and sum(reduced) == world * formula["all_reduce"]
-    assert found["reduce_scatter_tensor"].tolist() == [world * formula["reduce_scatter"]]
+    assert found["scatter"].tolist() == [world * formula["reduce_scatter"]]
 
 
 @pytest.mark.parametrize("world", [1, 2])

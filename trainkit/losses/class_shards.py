@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +32,8 @@ from trainkit.tensors import at_least_float32
 
 LEAST = 2
 """Classes that a process must have: each row needs another one than its own."""
+ALL_GATHER = "all_gather_single", "all_gather_into_tensor"
+REDUCE_SCATTER = "reduce_scatter_single", "reduce_scatter_tensor"
 _PORTION = 16 << 20
 """Bytes of a process that are drawn or gathered at a time."""
 _DIVISION: ContextVar[tuple[int, int]] = ContextVar("division", default=(0, 1))
@@ -200,10 +202,16 @@ def _sampled(centre_cD: Tensor, label_N: Tensor, share: float) -> tuple[Tensor, 
     return centre_cD.index_select(0, row_k), torch.where(inside_N, torch.searchsorted(row_k, label_N), -1)
 
 
+def collective(names: tuple[str, str]) -> Callable[[Tensor, Tensor], object]:
+    """Return a collective by its name, or by that of before torch 2.14, which warns of it."""
+    new, old = names
+    return getattr(dist, new, None) or getattr(dist, old)
+
+
 def gathered(x: Tensor, world: int) -> Tensor:
     """(b, ...) on each process -> (world*b, ...) on every one, in order, without gradient."""
     out = x.new_empty((world * x.shape[0], *x.shape[1:]))
-    dist.all_gather_into_tensor(out, x.contiguous())
+    collective(ALL_GATHER)(out, x.contiguous())
     return out
 
 
@@ -228,7 +236,7 @@ class _OfAll(torch.autograd.Function):
         if ctx.world == 1:
             return grad_ND, None, None
         grad_BD = grad_ND.new_empty(len(grad_ND) // ctx.world, grad_ND.shape[1])
-        dist.reduce_scatter_tensor(grad_BD, grad_ND.contiguous())
+        collective(REDUCE_SCATTER)(grad_BD, grad_ND.contiguous())
         return grad_BD.mul_(ctx.world), None, None  # `_Summed` has divided it, for the centres
 
 
