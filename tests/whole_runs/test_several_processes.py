@@ -65,6 +65,15 @@ def test_on_two_processes_an_interrupted_run_ends_with_the_bits_of_an_uninterrup
 
 
 @pytest.mark.slow
+def test_on_three_processes_too_whose_sums_of_gradients_round_by_the_order_of_buckets():
+    words = ["train.batch_size=12", "train.micro_batch=4", "log.every=1 steps"]
+    whole = train(3, *words)
+    train(3, *words, "task.signal_at=6", code=143)
+    resumed = train(3, *words, "task.signal_at=6", "--resume")
+    assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable
+
+
+@pytest.mark.slow
 def test_a_sharded_checkpoint_loads_on_one_process_and_back():
     plain = ["task.norm=false", "task.dropout=0.0", "log.every=1 steps"]
     whole = run(*plain)
