@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.environment import min_versions
 from trainkit.errors import UserError
 from trainkit.paths import recipe_file
 from trainkit.redact import hide_in_logs
@@ -241,7 +240,7 @@ class Compared:
 
 def recipe(name: str | os.PathLike[str], changes: Changes = (), *, plugins: Sequence[str] = ()) -> Recipe:
     """Load a recipe, by its file or the name of one that ships, with changes. Raises UserError with every mistake."""
-    _prepare()
+    hide_in_logs()
     from trainkit.config import run_request
 
     words = _words(changes)
@@ -266,7 +265,7 @@ def train(
     Any thread may train, one at a time. In another thread than the main one Ctrl-C does not reach the training, and
     `limits.hang` is not watched.
     """
-    _prepare()
+    hide_in_logs()
     from trainkit.config.run_request import RunRequest
     from trainkit.distributed.stop_signal import Stop
     from trainkit.environment import process
@@ -295,7 +294,7 @@ def load(source: str | os.PathLike[str], *, plugins: Sequence[str] = ()) -> Mode
 
     A run is named as in commands: by its name, a short one, its MLflow id, `last` or `best`. Raises UserError.
     """
-    _prepare()
+    hide_in_logs()
     from trainkit.export import export, files
     from trainkit.inference import predictor
     from trainkit.tracking.run_folder import RunFolder
@@ -332,7 +331,7 @@ def _of_run(folder: RunFolder, plugins: tuple[str, ...]) -> Model:
 
 def find_run(name: str) -> Run:
     """Find a run by its name, a short one, its MLflow id, `last`, `last finished` or `best`. Raises UserError."""
-    _prepare()
+    hide_in_logs()
     from trainkit.tracking.store import Store
 
     folder = Store.locate().find(_path(name, "find_run"))
@@ -341,7 +340,7 @@ def find_run(name: str) -> Run:
 
 def compare(first: str | Run, second: str | Run) -> Compared:
     """Compare a run with another, as `trainkit compare` does; nothing is kept in MLflow. Raises UserError."""
-    _prepare()
+    hide_in_logs()
     from trainkit.analysis import compare as comparing
     from trainkit.tracking.store import Store
 
@@ -349,11 +348,6 @@ def compare(first: str | Run, second: str | Run) -> Compared:
     words = [run.name if isinstance(run, Run) else _path(run, "compare") for run in (first, second)]
     return Compared(comparing.compare(store, comparing.resolve(store, words)))
 
-
-def _prepare() -> None:
-    """Refuse libraries with known holes, and keep secrets out of logs, as every command does."""
-    min_versions.check()
-    hide_in_logs()
 
 
 def _words(changes: Changes) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
-"""The versions that are tested, with hashes: what is in constraints.txt is in constraints.lock, and is checked."""
+"""The versions that are required, tested, and locked with hashes agree, and the page on security names them."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 
 import pytest
 from lock_constraints import BUILDS, LOCK, PINS, plain
@@ -40,6 +42,55 @@ def test_compiled_packages_have_a_wheel_for_each_python():
 def test_what_builds_trainkit_is_locked_too():
     """So that it can be installed without asking for anything that has no hash."""
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"] == list(BUILDS)
+
+
+def declared() -> list[str]:
+    """Every requirement of pyproject.toml but those of developers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [word for name, words in project["optional-dependencies"].items() if name != "dev" for word in words]
+    return project["dependencies"] + extras
+
+
+def imported() -> set[str]:
+    """Names of the packages that any file of trainkit imports, at its top or within a function."""
+    names = set()
+    for file in (ROOT / "trainkit").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(node.module.partition(".")[0])
+    return names - set(sys.stdlib_module_names) - {"trainkit", "__future__"}
+
+
+def test_every_package_that_is_imported_is_declared():
+    known = {plain(re.split(r"[\[<>=]", word)[0]) for word in declared()}
+    parts = {"pydantic_core": "pydantic", "triton": "torch"}  # pinned by it; installed with it where it has a GPU
+    owners = metadata.packages_distributions()
+    missing = {name: owners.get(name) for name in imported() if parts.get(name, "") not in known}
+    # What an extra brings need not be installed; its name is then the one that is imported.
+    missing = {name: found for name, found in missing.items() if not set(map(plain, found or (name,))) & known}
+    assert len(imported()) > 25 and not missing
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
+
+
+def test_the_versions_of_the_page_on_security_are_required_and_pinned():
+    rows = re.findall(r"^\| `([a-z]+)` \| ([0-9.]+) \| .+ \|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    pins = dict(line.lower().split("==") for line in PINS.read_text().split())
+    assert len(rows) > 5
+    for package, oldest in rows:
+        asked = {
+            word.partition(">=")[2].split(",")[0] for word in declared() if word.lower().startswith(f"{package}>=")
+        }
+        assert asked == {oldest} and numbers(pins[package]) >= numbers(oldest)
+
+
+def test_the_tests_that_the_page_names_are_there():
+    named = set(re.findall(r"`([a-z_/]*test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    assert len(named) > 10 and not [name for name in named if not (ROOT / "tests" / f"{name}.py").is_file()]
 
 
 @pytest.mark.slow

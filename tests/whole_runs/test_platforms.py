@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, newest, own_store, run
+from runs import PLUGIN, ROOT, TOY, Ran, _port, all_same, newest, own_store, run, spawn
 
 SUPPORT = ROOT / "tests" / "support"
 NO_LAUNCHER = "not on Linux: if the launcher is killed, stop this process yourself"
@@ -149,3 +149,25 @@ def test_the_page_is_served_and_its_server_ended_with_its_children_on_windows(st
         "print(len(found) > 1, any(one.is_running() and one.status() != 'zombie' for one in found))"
     )
     assert hides("windows", code.replace("PORT", str(_port()))).splitlines()[-1] == "True False"
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_in_another_locale_encoding_and_time_zone(store, tmp_path):
+    """Texts of a recipe that no ASCII holds, where the system's encoding is ASCII, and a day that is another."""
+    recipe = tmp_path / "é中.yaml"
+    recipe.write_text("# Kreuzentropie für é中\n" + TOY.read_text(), encoding="utf-8")
+    surroundings = {
+        "LC_ALL": "C",
+        "LANG": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONIOENCODING": "ascii",
+        "TZ": "Pacific/Kiritimati",
+    }
+    done = spawn(1, str(recipe), "--plugin", "toy", "train.length=4 steps", TRAINKIT_STORE=str(store), **surroundings)
+    assert done.returncode == 0, done.stderr
+    first = Ran(0, newest())
+    done = spawn(1, str(TOY), "--plugin", "toy", "train.length=4 steps", TRAINKIT_STORE=str(store))
+    assert done.returncode == 0, done.stderr
+    second = Ran(0, newest())
+    assert first.folder.name != second.folder.name and all_same(first, second)
+    assert first.repeatable == second.repeatable
