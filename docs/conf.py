@@ -215,14 +215,12 @@ def find_anchors(app: Any, tree: nodes.document) -> None:
                 raw.replace_self(nodes.target("", "", ids=[place]))
             slugs[place] = (raw.line or 0, place, key or place)
             if key:
-                kind = "name-elsewhere" if place.startswith("elsewhere-") else "recipe-key"
-                env.get_domain("std").note_object(kind, key, place, location=raw)
+                env.get_domain("std").note_object("recipe-key", key, place, location=raw)
     env.metadata[name]["myst_slugs"] = slugs
 
 
 def setup(app: Any) -> None:
     """Connect the functions above with Sphinx."""
     app.add_object_type("recipe-key", "recipe-key", objname="recipe key")
-    app.add_object_type("name-elsewhere", "name-elsewhere", objname="name in other programs")
     app.connect("source-read", read_source)
     app.connect("doctree-read", find_anchors)

@@ -349,7 +349,6 @@ def compare(first: str | Run, second: str | Run) -> Compared:
     return Compared(comparing.compare(store, comparing.resolve(store, words)))
 
 
-
 def _words(changes: Changes) -> tuple[str, ...]:
     """Changes as words of a command. Raises UserError for what is neither keys with values nor such words."""
     from trainkit.config import yaml_reader

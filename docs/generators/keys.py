@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 
 from docs.generators.markdown import code, first_paragraph, prose, slug, table
 from trainkit.config import key_docs, units, validation
-from trainkit.config.field_names import FIELD_NAMES
 from trainkit.config.schema import TABLES, Recipe
 from trainkit.config.validation import Named
 
@@ -77,7 +76,7 @@ def page() -> str:
     for block in sections:
         parts.append(section(block, seen, below))
         seen.setdefault((block.cls, block.word), block)
-    return TITLE + ABOVE + "## Blocks\n\n" + "".join(index) + "\n" + "".join(parts) + field_names()
+    return TITLE + ABOVE + "## Blocks\n\n" + "".join(index) + "\n" + "".join(parts)
 
 
 def section(block: Block, seen: Mapping[tuple[type, str], Block], below: Mapping[tuple[str, str], Block]) -> str:
@@ -296,13 +295,3 @@ def _classes(kind: Any) -> Iterator[tuple[type, str, bool, str]]:
     elif get_origin(kind) is dict:
         for cls, word, named_, _ in _classes(get_args(kind)[1]):
             yield cls, word, named_, ".NAME"
-
-
-def field_names() -> str:
-    """The names that other programs use for keys."""
-    lines = []
-    for name, ours in sorted(FIELD_NAMES.items()):
-        mark = f'<a id="elsewhere-{name}" name="{name}"></a>`{name}`'
-        lines.append((mark, ", ".join(map(code, ours))))
-    text = "## Names in other programs\n\nThe names that other programs use for these keys.\n\n"
-    return text + table(("name elsewhere", "in trainkit"), lines)

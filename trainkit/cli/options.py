@@ -33,7 +33,7 @@ class Plain(click.Command):
             code = EXIT_CODE
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else self.name
-            code = _say(_advice(error) or f"{error.format_message().rstrip('.')}; see {path} --help")
+            code = _say(f"{error.format_message().rstrip('.')}; see {path} --help")
         except click.ClickException as error:
             code = _say(error.format_message())
         except UserError as error:
@@ -91,18 +91,6 @@ _RENAMED = {
     "projector": "the rows of an inspection hold its embeddings: docs/reference/artifacts.md",
 }
 """Commands of earlier versions, and what to use instead."""
-
-
-def _advice(error: click.UsageError) -> str:
-    """Return what to write instead of an option of another trainer; empty where the error is another one."""
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
-        return ""
-    if not any(parameter.name == "overrides" for parameter in error.ctx.command.params):
-        return ""
-    from trainkit.config import field_names
-
-    advice = field_names.of_option(error.option_name)
-    return f"No such option '{error.option_name}'; {advice}" if advice else ""
 
 
 def _say(message: str, error: Exception | None = None) -> int:

@@ -20,7 +20,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError, core_schema
 
-from trainkit.config import field_names
 from trainkit.config.yaml_reader import KeyPath, Problem, Source, Tree, cut, dotted, shown
 from trainkit.errors import UserError
 
@@ -271,18 +270,11 @@ def _literals(mistake: ErrorDetails) -> list[str]:
 
 
 def _unknown(path: KeyPath, blocks: list[tuple[str, list[str]]], tree: Tree, base: Problem) -> Problem:
-    """Describe an unknown key: its name in trainkit, the block it belongs in, or the nearest key."""
+    """Describe an unknown key: the block it belongs in, or the nearest key."""
     key, around, base = str(path[-1]), dotted(path[:-1]), replace(base, found="unknown key")
     keys = [key for place, keys in blocks if _is_at(place, around) for key in keys]
     near = nearest(key, keys)
 
-    def has(other: str) -> bool:
-        home, _, last = other.rpartition(".")
-        return any(last in keys and _is_at(home, place) for place, keys in blocks)
-
-    # Only the case differs: the plain hint is shorter.
-    if near.lower() != key.lower() and (advice := field_names.advise(key, has, around, keys)):
-        return replace(base, remedy=advice)
     homes = [place for place, keys in blocks if key in keys]
     if len(homes) == 1:
         return replace(base, remedy=f"it belongs in {homes[0]}" if homes[0] else "it belongs at the top level")
