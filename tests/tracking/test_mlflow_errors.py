@@ -10,7 +10,7 @@ from proxy_server import proxy
 
 from trainkit.errors import UserError
 from trainkit.tracking import mlflow_database
-from trainkit.tracking.mlflow_errors import reason
+from trainkit.tracking.mlflow_errors import passes, reason
 from trainkit.tracking.store import Store
 
 SEARCH = "/api/2.0/mlflow/experiments/search"
@@ -25,50 +25,38 @@ def error(text: str, code: str = "INTERNAL_ERROR") -> MlflowException:
 
 
 @pytest.mark.parametrize(
-    "raised, found, remedy",
+    ("raised", "found", "temporary"),
     [
-        (error(POOL.format("NewConnectionError('[Errno 111] Connection refused')")), "nothing listens", "start the"),
-        (error(POOL.format("ReadTimeoutError('Read timed out. (read timeout=7)')")), "within 7 s", "REQUEST_TIMEOUT"),
-        (error(POOL.format("ConnectTimeoutError(None, 'Connection to h timed out.')")), "within 7 s", "try later"),
+        (error(POOL.format("NewConnectionError('[Errno 111] Connection refused')")), "does not answer: NewConn", True),
+        (error(POOL.format("ReadTimeoutError('Read timed out. (read timeout=7)')")), "does not answer: ReadT", True),
         (
-            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -2] Name or service not known)\")")),
-            "no machine of",
-            "TRACKING_U",
+            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -2] x)\")")),
+            "does not answer: N",
+            False,
         ),
         (
-            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -3] Temporary failure)\")")),
-            "cannot be looked up now",
-            "check the network",
+            error(POOL.format("NameResolutionError(\"Failed to resolve 'h' ([Errno -3] x)\")")),
+            "does not answer: N",
+            True,
         ),
-        (error(POOL.format("SSLError(1, '[SSL: WRONG_VERSION_NUMBER] wrong version')")), "not speak https", "http://"),
-        (error(POOL.format("SSLError('certificate verify failed: self-signed')")), "not trusted", "SERVER_CERT_PATH"),
-        (error(POOL.format("ResponseError('too many 503 error responses')")), "fails with error 503", "printed"),
-        (
-            error("API request to endpoint /x failed with error code 502 != 200. Response body: 'x'"),
-            "error 502",
-            "print",
-        ),
-        (error("('Connection aborted.', RemoteDisconnected('closed'))"), "broke the connection", "printed"),
-        (
-            error("Invalid Host header - possible DNS rebinding attack", "PERMISSION_DENIED"),
-            "by this name",
-            "--allowed",
-        ),
-        (error("PERMISSION_DENIED: Permission denied", "PERMISSION_DENIED"), "does not allow", "permission to edit"),
-        (error("You are not authenticated", "UNAUTHENTICATED"), "wants a password", "MLFLOW_TRACKING_USERNAME"),
-        (ConnectionError("401 Client Error: UNAUTHORIZED for url: http://h/x"), "wants a password", "TRACKING_TOKEN"),
-        (error("failed with error code 404 != 200", "ENDPOINT_NOT_FOUND"), "not an MLflow server", "TRACKING_URI"),
-        (error("Detected out-of-date database schema (found version 1"), "another MLflow", "mlflow db upgrade"),
-        (ValueError("of http://me:hunter2@h: 4010 things\nand more"), "refuses: of http://h: 4010 things", ""),
-        (KeyError(), "refuses: KeyError", ""),
+        (error(POOL.format("SSLError('certificate verify failed: self-signed')")), "refuses: SSLError('cert", False),
+        (error(POOL.format("ResponseError('too many 503 error responses')")), "refuses: ResponseError", True),
+        (error("API request to endpoint /x failed with error code 502 != 200"), "refuses: API request", True),
+        (error("('Connection aborted.', RemoteDisconnected('closed'))"), "does not answer: ('Conn", True),
+        (error("(sqlite3.OperationalError) database is locked\n[SQL: x]"), "refuses: (sqlite3.Op", True),
+        (error("Invalid Host header - possible attack", "PERMISSION_DENIED"), "refuses: Invalid Host", False),
+        (error("PERMISSION_DENIED: Permission denied", "PERMISSION_DENIED"), "does not allow", False),
+        (error("You are not authenticated", "UNAUTHENTICATED"), "wants a password", False),
+        (OSError("401 Client Error: UNAUTHORIZED for url: http://h/x"), "wants a password", False),
+        (ValueError("of http://me:hunter2@h: 4010 things\nand more"), "refuses: of http://h: 4010 things", False),
+        (KeyError(), "refuses: KeyError", False),
     ],
 )
-def test_what_the_client_raises_is_said_in_words(raised, found, remedy, monkeypatch):
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
-    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
-    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN", raising=False)
+def test_what_the_client_raises_is_said_in_a_line_and_temporary_errors_are_known(raised, found, temporary, monkeypatch):
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     said = reason(raised)
-    assert found in said[0] and remedy in said[1] and bool(remedy) == bool(said[1])
+    assert said[0].startswith(found) and passes(raised) is temporary
     assert "hunter2" not in " ".join(said) and "\n" not in said[0]
 
 
@@ -125,29 +113,18 @@ def test_a_server_that_wants_a_password_gets_one(door, monkeypatch):
 
 def test_a_server_that_is_slow_is_given_up_in_time(door):
     door.holds.set()
-    assert "does not answer within 1 s; try later" in refused()
-
-
-@pytest.mark.parametrize("answer", [(404, "<h1>Not Found</h1>"), (200, "<h1>Welcome</h1>")])
-def test_another_server_is_no_mlflow_server(door, answer):
-    door.says, door.otherwise = {}, answer
-    assert "is not an MLflow server" in refused()
+    assert "does not answer: " in refused()
 
 
 def test_a_server_that_fails_or_hangs_up_is_told_from_one_that_is_away(door):
     door.says[SEARCH] = (503, "busy")
-    assert "fails with error 503" in refused()
+    assert "503" in refused()
     door.down = True
-    assert "broke the connection" in refused()
+    assert "does not answer: " in refused()
     address = door.address
     door.shutdown()
     door.server_close()
-    assert f"{address}: does not answer: nothing listens at that address; start the server" in refused()
-
-
-def test_a_server_of_an_older_mlflow_is_named_with_its_version(door):
-    door.says["/version"] = (200, "2.14.1")
-    assert "is a server of MLflow 2.14.1" in refused() and "3 or newer" in refused()
+    assert f"{address}: does not answer: " in (said := refused()) and "refused" in said
 
 
 def test_a_database_of_an_older_mlflow_is_left_as_it_is(store):
@@ -168,5 +145,5 @@ def test_a_database_of_an_older_mlflow_is_left_as_it_is(store):
 def test_the_newest_schema_is_that_of_a_new_database(store):
     with sqlite3.connect(store / "mlflow.db") as connection:
         (made,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    known = mlflow_database._schemas()
-    assert known[-1] == made and known[0] == "451aebb31d03" and len(set(known)) == len(known) > 50
+    known, own = mlflow_database._schemas()
+    assert own == made and "451aebb31d03" in known and len(known) > 50

@@ -314,7 +314,7 @@ def test_a_server_that_never_answers_lets_the_training_end(door, caplog, monkeyp
     assert left(tracker.folder) == (10, 1), "the server was still holding all of it"
     door.holds.clear()
     said = warnings(caplog)
-    assert len(said) == 2 and "does not answer within 1 s" in said[0] and "trainkit sync" in said[1]
+    assert len(said) == 2 and "does not answer" in said[0] and "trainkit sync" in said[1]
 
 
 # ---- A server that is killed, frozen, slow, wrong or full in the middle of a run

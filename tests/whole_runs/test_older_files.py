@@ -2,22 +2,16 @@
 
 `golden/files_of_0_1_0.zip` was written by the program as it was then: a run of the toy recipe that was told to stop,
 with its checkpoint of step 6 of 12, a packed set of four images and one of a volume.
-
-`golden/run_with_upload_queue.zip` is such a run of 0.2.0 before it had a desired state: MLflow was unavailable all the
-time, so everything waits in `outbox/`.
 """
 
 from __future__ import annotations
 
 import sys
 import zipfile
-from pathlib import Path
 
-import click_commands
 import pytest
 import torch
-from run_invariants import unsound
-from runs import PLUGIN, ROOT, TOY, run
+from runs import PLUGIN, ROOT, TOY
 from safetensors.torch import load_file
 
 from trainkit.config.run_request import RunRequest, load
@@ -27,9 +21,6 @@ from trainkit.distributed.runtime import Runtime
 from trainkit.errors import UserError
 from trainkit.tracking import journal
 from trainkit.tracking.run_folder import RunFolder
-from trainkit.tracking.store import Store
-from trainkit.tracking.sync import sync
-from trainkit.tracking.upload import left
 from trainkit.training.checkpointer import Resume
 from trainkit.training.run_logger import RunLogger
 from trainkit.training.trainer import Trainer
@@ -68,36 +59,6 @@ def test_its_journal_and_its_record_are_read(before):
     assert history.metrics["train/loss"][0].value == pytest.approx(1.7656672596931458)
     info = RunFolder(before / "run").info()
     assert (info.recipe, info.status, info.data_digest, info.last_step) == ("toy", "KILLED", "train-64-1.0", 6)
-
-
-@pytest.fixture
-def queued(store) -> RunFolder:
-    with zipfile.ZipFile(ROOT / "tests" / "golden" / "run_with_upload_queue.zip") as archive:
-        archive.extractall(Store.locate().home / "runs")
-    (folder,) = Store.locate().runs()
-    return folder
-
-
-def test_what_waited_in_an_upload_queue_is_counted_shown_and_uploaded_once(queued):
-    assert left(queued) == (48, 20)
-    shown = click_commands.ask("show", queued.name)
-    assert "killed" in shown.lower() and "val/accuracy" in shown
-    (done,) = sync(Store.locate())
-    assert (done.status, done.values, done.others, done.problem) == ("KILLED", 48, 20, "")
-    assert left(queued) == (0, 0) and unsound(queued) == []
-    client, run_id = Store.locate().client(), queued.info().run_id
-    run = client.get_run(run_id)
-    assert run.data.tags["trainkit.seed"] == "0" and len(run.inputs.dataset_inputs) == 2
-    assert len(run.outputs.model_outputs) == 2
-    names = [file.name for file in Path(client.download_artifacts(run_id, "")).rglob("*") if file.is_file()]
-    assert {"val_best.parquet", "resolved.yaml", "metrics.csv", "report.html"} < {*names}
-
-
-def test_a_run_with_an_upload_queue_is_resumed(queued):
-    words = (*WORDS[:3], "log={every: 1 steps, system_every: null, figures: null}")
-    ran = run(*words, resume=queued.name)
-    assert (ran.folder, ran.folder.info().status, ran.folder.info().last_step) == (queued, "FINISHED", 12)
-    assert left(queued) == (0, 0) and unsound(queued) == [] and ran.series("train/loss")[5:7]
 
 
 def test_packed_images_and_volumes_are_to_be_imported_again(before):

@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import shutil
-import sys
 import threading
 import uuid
 import zlib
@@ -30,9 +29,7 @@ from trainkit.tracking.run_folder import RunFolder, without_waiting
 FILE = "desired.jsonl"
 _FILES = "files"
 """Folder of the files that MLflow has not got yet."""
-_OLDER = "outbox"
-"""Folder in which versions before 0.2 kept a numbered folder for each upload."""
-_PLACE = re.compile(rf"{_FILES}/\w+|{_OLDER}/\d+/file")
+_PLACE = re.compile(rf"{_FILES}/\w+")
 _LARGE = 64 << 20
 _MOST_IN_MEMORY = 100
 """Files that wait in memory for a disk that takes them."""
@@ -76,7 +73,6 @@ class DesiredState:
         self._waiting: list[Waiting] = []
         self._unsynced: list[Path] = []
         self._warned = False
-        self._take_over()
 
     @property
     def position(self) -> int:
@@ -188,29 +184,16 @@ class DesiredState:
     def remove_files(self, keep: Callable[[], Iterable[Wanted]], hidden: bool = False) -> None:
         """Remove the files that no entry of `keep` has; `hidden`: and those that a killed process was writing."""
         # Listed before it is asked what to keep: what is set meanwhile is not among them.
-        places = [path for name in (_FILES, _OLDER) for path in (self.folder.path / name).glob("*")]
-        kept = {"/".join(_place(entry).split("/")[:2]) for entry in keep()}
+        places = list((self.folder.path / _FILES).glob("*"))
+        kept = {_place(entry) for entry in keep()}
         for path in places:
-            if hidden if path.name.startswith(".") else f"{path.parent.name}/{path.name}" not in kept:
+            if hidden if path.name.startswith(".") else f"{_FILES}/{path.name}" not in kept:
                 shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            (self.folder.path / _OLDER).rmdir()
-
-    def _take_over(self) -> None:
-        """Set what an older version had yet to upload."""
-        older = list(_older(self.folder))
-        for entry in (entry for _, entries in older for entry in entries):
-            self.set(*entry[:3])
-        if older:
-            self.commit()
-        for path, _ in older:
-            (path / "job.json").unlink(missing_ok=True)
 
 
 def read(folder: RunFolder) -> list[Wanted]:
     """Return the desired state of a run without changing anything, what was set first coming first."""
-    older = (entry for _, entries in _older(folder) for entry in entries)
-    return list(_last_of_each((*_entries(folder.path / FILE), *older)).values())
+    return list(_last_of_each(_entries(folder.path / FILE)).values())
 
 
 def _last_of_each(entries: Iterable[Wanted]) -> dict[tuple[str, str], Wanted]:
@@ -267,35 +250,6 @@ def _entries(path: Path) -> Iterator[Wanted]:
                 yield Wanted(kind, key, value, position)
     except FileNotFoundError:
         return
-
-
-def _older(folder: RunFolder) -> Iterator[tuple[Path, list[Wanted]]]:
-    """Yield the folders of what an older version had yet to upload, and that, at positions behind all others."""
-    older = folder.path / _OLDER
-    for path in sorted(older.iterdir()) if older.is_dir() else ():
-        if path.name.isdigit() and (path / "job.json").exists():
-            try:
-                yield path, _of_job(json.loads((path / "job.json").read_bytes()), f"{_OLDER}/{path.name}/file")
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                _log.warning("%s cannot be read, as after a power cut; all else is sent", path)
-                yield path, []
-
-
-def _of_job(job: dict[str, Any], place: str) -> list[Wanted]:
-    kind, behind = job["kind"], sys.maxsize
-    if job["file"] is not None:
-        job["at"] = place
-    if kind == "tags":
-        return [Wanted("tag", key, text, behind) for key, text in job["tags"].items()]
-    if kind == "beneath":
-        return [Wanted("child", job["run"], job["tags"], behind)]
-    if kind == "end":
-        return [Wanted("status", "", {"status": job["status"], "time": job["time"]}, behind)]
-    if kind == "artifact":
-        return [Wanted("file", "/".join(filter(None, (job["folder"], job["file"]))), job, behind)]
-    if kind == "dataset":
-        return [Wanted(kind, f"{job['name']} {job['context']}", job, behind)]
-    return [Wanted(kind, f"{job['name']}@{job['step']}", job, behind)]
 
 
 def _crc(file: Path) -> int | None:

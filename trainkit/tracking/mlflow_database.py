@@ -110,11 +110,11 @@ def check_database(database: Path) -> None:
         raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
     except sqlite3.DatabaseError as error:
         raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
-    known = _schemas()
+    known, own = _schemas()
     if version and known and version[0] not in known:
         found = f"written by a newer MLflow (schema {version[0]})"
         raise UserError(str(database), found, remedy="install that MLflow, or name another store in TRAINKIT_STORE")
-    if version and known and version[0] != known[-1]:
+    if version and known and version[0] != own:
         # Where whole tables are missing, MLflow would change the database at once, without a copy.
         found = f"written by an older MLflow (schema {version[0]})"
         remedy = f"copy it, then run: mlflow db upgrade sqlite:///{database}"
@@ -122,21 +122,13 @@ def check_database(database: Path) -> None:
 
 
 @functools.cache
-def _schemas() -> tuple[str, ...]:
-    """Return the database schemas that the installed MLflow knows, its own last; none where they are in no order."""
+def _schemas() -> tuple[set[str], str]:
+    """Return the database schemas that the installed MLflow knows, and its own."""
     spec = importlib.util.find_spec("mlflow")
-    if spec is None or spec.origin is None:
-        return ()
-    after, count = {}, 0
-    for file in Path(spec.origin).parent.glob("store/db_migrations/versions/*.py"):
-        text = file.read_text()
-        named = re.search(r'^revision\s*=\s*"(\w+)"', text, re.MULTILINE)
-        before = re.search(r'^down_revision\s*=\s*"(\w+)"', text, re.MULTILINE)
-        if named:
-            after[before[1] if before else ""] = named[1]
-            count += 1
-    order, last = [], ""
-    while last in after:
-        last = after.pop(last)
-        order.append(last)
-    return tuple(order) if len(order) == count else ()
+    folder = Path(spec.origin or "").parent if spec else Path()
+    texts = [file.read_text() for file in folder.glob("store/db_migrations/versions/*.py")]
+    known, before = (
+        {found[1] for text in texts if (found := re.search(rf'^{word}\s*=\s*"(\w+)"', text, re.MULTILINE))}
+        for word in ("revision", "down_revision")
+    )
+    return known, next(iter(known - before), "")

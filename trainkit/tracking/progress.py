@@ -1,7 +1,7 @@
-"""The training log in the terminal: a table of rows, and below it a progress bar.
+"""The training log in the terminal: a table of rows, and below it a line with the progress.
 
-In a pipe, and in a log file, the rows are the same lines without colours, and there is no bar. The main thread draws
-the bar: there is no thread that could disturb the device or a forked worker.
+In a pipe, and in a log file, the rows are the same lines without colours, and there is no such line. The main thread
+draws it: there is no thread that could disturb the device or a forked worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from trainkit.terminal import Page, Styled, clock_time, has_colours, numbers, painted, shown, width
+from trainkit.terminal import Page, Styled, clock_time, numbers, width
 
 HEAD, BEST = "bold cyan", "green"
 """Styles of the header, and of the row of an evaluation that is the best so far."""
@@ -22,9 +22,6 @@ _COLUMNS = {"step": 6, "epoch": 7, "loss": 9, "lr": 8, "samples/s": 9, "left": 8
 """Columns of every log table and their widths."""
 _MOST = 8
 """Columns of evaluations."""
-_BAR_WIDTHS = (10, 40)
-"""Least and greatest width of the bar itself, in columns."""
-_DAY = 86_400
 
 
 @dataclass
@@ -97,10 +94,10 @@ def _rate(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
-class ProgressBar:
-    """A line at the bottom of a terminal: percent, bar, step, loss, throughput, time left and time of day of the end.
+class ProgressLine:
+    """A line at the bottom of a terminal: percent, step, time left, loss and throughput.
 
-    It is redrawn at most once in `seconds`. Other text is printed with `above`, so that the bar stays last.
+    It is redrawn at most once in `seconds`. Other text is printed with `above`, so that the line stays last.
     """
 
     def __init__(
@@ -110,55 +107,37 @@ class ProgressBar:
         seconds: float,
         label: str = "",
         now: Callable[[], float] = time.perf_counter,
-        wall: Callable[[], float] = time.time,
     ):
-        self._stream, self._steps, self._seconds, self._label = stream, steps, seconds, label
-        self._now, self._wall = now, wall
+        self._stream, self._steps, self._seconds, self._label, self._now = stream, steps, seconds, label, now
         self._first: tuple[int, float] | None = None
-        self._last = (0, -float("inf"))
-        self._per_step = 0.0
+        self._drawn = -float("inf")
         self._line = ""
 
     def update(self, step: int, facts: Callable[[], Sequence[str]]) -> None:
-        """Draw the bar, if that is due; `facts` gives what is shown beside the step: loss and throughput."""
+        """Draw the line, if that is due; `facts` gives what is shown last: loss and throughput."""
         now = self._now()
         if self._first is None:
             self._first = (step, now)
-        elif now - self._last[1] < self._seconds and step < self._steps:
+        elif now - self._drawn < self._seconds and step < self._steps:
             return
-        before, at = self._last if self._line else self._first
-        if step > before:
-            new = (now - at) / (step - before)
-            # Of the last drawings more than of earlier ones, evaluations and checkpoints included.
-            self._per_step = 0.7 * self._per_step + 0.3 * new if self._per_step else new
-        self._last = (step, now)
-        self._draw(step, facts())
-
-    def _draw(self, step: int, facts: Sequence[str]) -> None:
-        left = (self._steps - step) * self._per_step
-        ends = time.localtime(self._wall() + left)
-        ending = time.strftime("%H:%M" if left < _DAY else "%a %d %b %H:%M", ends)
-        timed = [f"{clock_time(left)} left", f"ends {ending}"] if self._per_step or step == self._steps else []
-        texts = [f"{step}/{self._steps}", *timed, *facts]
-        head = f"{self._label}  " * bool(self._label) + f"{100 * step // max(1, self._steps):3d} % "
-        room = width(self._stream) - 1
-        while len(texts) > 1 and len(head) + _BAR_WIDTHS[0] + len(" " + "  ".join(texts)) > room:
-            texts.pop()  # the last is the least important
-        tail = " " + "  ".join([texts[0], *texts[3:], *texts[1:3]])
-        columns = min(_BAR_WIDTHS[1], room - len(head) - len(tail))
-        bar = _drawn(step, self._steps, columns, self._stream) if columns >= _BAR_WIDTHS[0] else ""
-        self._line = f"{head}{bar}{tail}" if len(head) + len(tail) <= room else tail[1:][:room]
+        self._drawn = now
+        first, began = self._first
+        texts = [self._label] * bool(self._label) + [f"{100 * step // max(1, self._steps):3d} %"]
+        texts.append(f"{step}/{self._steps}")
+        if step > first:  # evaluations and checkpoints are counted in
+            texts.append(f"{clock_time((now - began) / (step - first) * (self._steps - step))} left")
+        self._line = "  ".join([*texts, *facts()])[: width(self._stream) - 1]
         self._write(f"\r\x1b[2K{self._line}")
 
     def above(self, text: str) -> None:
-        """Print lines to stdout, above the bar."""
+        """Print lines to stdout, above this one."""
         if self._stream is sys.stdout:
             self._write(f"\r\x1b[2K{text}\n{self._line}")
         else:
             print(text, flush=True)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Take the line away."""
         if self._line:
             self._write("\r\x1b[2K")
             self._line = ""
@@ -167,18 +146,3 @@ class ProgressBar:
         with contextlib.suppress(OSError, ValueError):  # the terminal was closed
             self._stream.write(text)
             self._stream.flush()
-
-
-def _drawn(step: int, steps: int, columns: int, stream: TextIO) -> str:
-    done = columns * step // max(1, steps)
-    mark = "━" if "utf" in (getattr(stream, "encoding", None) or "utf-8").lower() else "-"
-    if not has_colours(stream):
-        return (mark * done).ljust(columns)
-    return painted(mark * done, "green" if done == columns else "cyan", stream) + painted(
-        mark * (columns - done), "bright_black", stream
-    )
-
-
-def to_stdout(page: Page) -> str:
-    """Format a page for stdout."""
-    return shown(page, sys.stdout)

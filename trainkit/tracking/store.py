@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import math
@@ -39,9 +38,6 @@ from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
 from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
 from trainkit.tracking.run_folder import CREATION, RunFolder, RunInfo, parse_info, without_waiting
-
-_OLDEST_SERVER = 3
-"""Version of MLflow since which runs have models (`LoggedModel`)."""
 
 _log = logging.getLogger("trainkit")
 
@@ -122,7 +118,7 @@ class Store:
     def client(self) -> Any:
         """Return an MlflowClient of this store, after `prepare`.
 
-        Raises UserError when the store does not answer, after 35 s at most, and for a server that is too old.
+        Raises UserError when the store does not answer, after 35 s at most.
         """
         self.prepare()
         settle_mlflow(local=self.database is not None)
@@ -134,8 +130,6 @@ class Store:
         with self.asking():
             client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
             client.search_experiments(max_results=1)
-            if self.uri.startswith(("http://", "https://")):
-                _check_server(self.uri, self.shown)
             return client
 
     @contextlib.contextmanager
@@ -442,24 +436,6 @@ def _home() -> Path:
         return Path(named).expanduser().absolute()
     checkout = Path(__file__).resolve().parents[2]
     return (checkout if (checkout / "pyproject.toml").is_file() else Path.cwd()) / "mlruns"
-
-
-@functools.cache
-def _check_server(uri: str, shown: str) -> None:
-    """Raise UserError for a server too old for LoggedModels. One that does not say its version is accepted."""
-    from mlflow.utils.credentials import get_default_host_creds
-    from mlflow.utils.rest_utils import http_request
-
-    version = ""
-    try:
-        answer = http_request(get_default_host_creds(uri), "/version", "GET", max_retries=0)
-        version = answer.text.strip() if answer is not None and answer.status_code == 200 else ""
-    except Exception as error:
-        if not is_refusal(error):
-            raise
-    if (major := re.match(r"(\d+)\.\d+", version)) is not None and int(major[1]) < _OLDEST_SERVER:
-        found = f"is a server of MLflow {version[:20]}, which keeps no models of runs"
-        raise UserError(shown, found, f"{_OLDEST_SERVER} or newer", "update it")
 
 
 def _has_whole_address(uri: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,9 @@ from trainkit.interfaces import Columns, Scores
 from trainkit.speed import cost
 from trainkit.speed.clock import Clock
 from trainkit.speed.limits import ThroughputLimits
-from trainkit.terminal import Page, bar_stream, clock_time
+from trainkit.terminal import Page, bar_stream, clock_time, shown
 from trainkit.tracking import journal
-from trainkit.tracking.progress import LogTable, ProgressBar, to_stdout
+from trainkit.tracking.progress import LogTable, ProgressLine
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent, Tracker
 from trainkit.training.best import kept_rows
@@ -67,7 +68,7 @@ class RunLogger:
     """Name of a child run. It prints no table: its parent prints one row for it."""
 
     def __post_init__(self) -> None:
-        self._bar: ProgressBar | None = None
+        self._progress_line: ProgressLine | None = None
         self._table: LogTable | None = None
         self._replaced: dict[int, Mapping[str, Json]] | None = None
         self._due = 0
@@ -93,9 +94,9 @@ class RunLogger:
         """Print a page, above the progress bar where there is one."""
         if not self.main:
             return
-        text = to_stdout(page)
-        if self._bar is not None:
-            self._bar.above(text)
+        text = shown(page, sys.stdout)
+        if self._progress_line is not None:
+            self._progress_line.above(text)
         else:
             print(text, flush=True)
 
@@ -104,13 +105,13 @@ class RunLogger:
         if step < self._due or not self.main:
             return
         now, seconds = time.perf_counter(), self.recipe.log.progress.seconds
-        if self._bar is None:
+        if self._progress_line is None:
             if (stream := bar_stream()) is None:
                 self._due = steps + 1
                 return
-            self._bar = ProgressBar(stream, steps, seconds, self.label)
+            self._progress_line = ProgressLine(stream, steps, seconds, self.label)
             self._told = (step - 1, now - seconds)
-        self._bar.update(step, self._facts)
+        self._progress_line.update(step, self._facts)
         done, before = step - self._told[0], self._told[1]
         # Asked again after a quarter of the time between two drawings: in between, a step costs a comparison.
         self._due = min(steps, step + max(1, int(0.25 * seconds * done / max(now - before, 1e-9))))
@@ -142,7 +143,7 @@ class RunLogger:
         left = (steps - step) * batch_size / rate if rate else 0.0
         if not self.label:
             self.show(self._log_table().log_row(step, loss, learned.get("train/lr"), rate, left))
-        elif self._bar is None and time.perf_counter() - self._spoke > _SIGN_OF_LIFE:
+        elif self._progress_line is None and time.perf_counter() - self._spoke > _SIGN_OF_LIFE:
             self._spoke = time.perf_counter()
             self.say(f"step {step}/{steps}, loss {loss:.4f}, {clock_time(left)} left")
 
@@ -246,6 +247,6 @@ class RunLogger:
 
     def close(self) -> None:
         """Take the progress bar down."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        if self._progress_line is not None:
+            self._progress_line.close()
+            self._progress_line = None
