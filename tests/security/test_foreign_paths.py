@@ -310,26 +310,21 @@ def test_the_best_weights_of_a_run_lie_in_its_checkpoints(tmp_path):
             best_weights(tmp_path)
 
 
-@pytest.mark.parametrize("older", [False, True])
 @pytest.mark.parametrize("how", ["absolute", "upwards", "link", "folder"])
-def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_path, caplog, how, older):
+def test_a_run_that_was_laid_into_the_store_sends_no_file_of_this_machine(tmp_path, caplog, how):
     secret = tmp_path / "id_rsa"
     secret.write_text("secret")
     folder = RunFolder(tmp_path / "run")
-    at = "outbox/00000001/file" if older else "files/1"
+    at = "files/1"
     (folder.path / at).mkdir(parents=True)
-    name = {"absolute": str(secret), "upwards": "../../../../id_rsa" if older else "../../../id_rsa"}.get(how, "id_rsa")
+    name = {"absolute": str(secret), "upwards": "../../../id_rsa"}.get(how, "id_rsa")
     if how == "link":
         (folder.path / at / "id_rsa").symlink_to(secret)
     if how == "folder":
         (folder.path / at).rmdir()
         (folder.path / at).symlink_to(tmp_path)
-    if older:
-        job = {"kind": "artifact", "folder": None, "file": name}
-        (folder.path / "outbox" / "00000001" / "job.json").write_text(json.dumps(job))
-    else:
-        line = {"kind": "file", "key": "id_rsa", "value": {"at": at, "file": name}}
-        (folder.path / "desired.jsonl").write_text(json.dumps(line) + "\n")
+    line = {"kind": "file", "key": "id_rsa", "value": {"at": at, "file": name}}
+    (folder.path / "desired.jsonl").write_text(json.dumps(line) + "\n")
     sent = []
     client = SimpleNamespace(log_artifact=lambda run, file, folder: sent.append(Path(file).read_text()))
     about = run_folder.RunInfo("run", "faces", "aa", 0, 0.0, "FINISHED", run_id="id")
@@ -355,7 +350,6 @@ def _laid(home: Path, **about: object) -> RunFolder:
 @pytest.mark.parametrize(
     "name",
     [
-        "outbox",
         "files",
         "desired.jsonl",
         "journal.jsonl",
@@ -374,7 +368,7 @@ def test_a_run_that_was_laid_into_the_store_writes_cuts_and_deletes_nothing_outs
     (home / ".profile").write_text("first\nsecond, without an end")
     folder = _laid(tmp_path / "store")
     (folder.path / name).unlink(missing_ok=True)
-    (folder.path / name).symlink_to(home if name in ("outbox", "files", "checkpoints") else home / ".profile")
+    (folder.path / name).symlink_to(home if name in ("files", "checkpoints") else home / ".profile")
     place = store.Store(tmp_path / "store", "http://server.example")
     ended = SimpleNamespace(info=SimpleNamespace(status="FINISHED", lifecycle_stage="active"))
     assert place.unsent() == [folder]

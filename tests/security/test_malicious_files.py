@@ -545,7 +545,7 @@ DOORS: dict[str, set[str]] = {
                    "checkpoint/verification.py safetensors.safe_open"},
     "an export": {"data/folders.py json.loads"},
     "a run": {"tracking/run_folder.py json.loads", "tracking/journal.py json.loads"},
-    "store.Store.prepare": {"tracking/mlflow_database.py sqlite3.connect"},
+    "store.Store.prepare": {"tracking/mlflow_client.py sqlite3.connect"},
     "saved_rows._read": {
         "analysis/saved_rows.py pyarrow.parquet.read_schema", "analysis/saved_rows.py pyarrow.parquet.read_table",
     },

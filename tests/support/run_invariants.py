@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trainkit.checkpoint import storage, verification
-from trainkit.tracking import metric_selection, mlflow_run, upload
+from trainkit.tracking import mlflow_run, upload
 from trainkit.tracking.journal import MEASURED
 from trainkit.tracking.run_folder import CREATION, RunFolder
 
@@ -135,7 +135,7 @@ def _unsound(folder: RunFolder) -> Iterator[str]:
         if problems := verification.verify(path) if path.name.startswith("step-") else ["is left over"]:
             yield f"{path.name}: {problems[0]}"
     left = [path for path in folder.path.iterdir() if path.name.startswith(".") and path.name != ".lock"]
-    left += [*folder.path.glob("files/*"), *folder.path.glob("outbox/*")]
+    left += folder.path.glob("files/*")
     yield from (f"{path.name} is left over" for path in left)
     for run_id, status, name, end in _query(folder, "SELECT run_uuid, status, name, end_time FROM runs"):
         if status == "RUNNING" or end is None:
@@ -162,7 +162,7 @@ def _records(folder: RunFolder) -> list[dict[str, Any]]:
 def _journal(folder: RunFolder) -> list[Row]:
     """Rows of the journal that MLflow is to have."""
     creation = mlflow_run.read(folder)
-    wanted = metric_selection.matcher(creation.metrics if creation is not None else None)
+    wanted = upload.matcher(creation.metrics if creation is not None else None)
     return [
         (name, record["step"], _text(upload.rounded(float(value))), record["t"])
         for record in _records(folder)

@@ -26,7 +26,7 @@ from PIL import Image
 from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest
 from trainkit.experiments.launch import launch
-from trainkit.tracking import journal, metric_selection, mlflow_run, upload
+from trainkit.tracking import journal, mlflow_run, upload
 from trainkit.tracking.journal import MEASURED
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
@@ -59,7 +59,7 @@ class Ran:
     @property
     def in_mlflow(self) -> dict[str, list[tuple[int, float]]]:
         """The metrics that MLflow gets, as it gets them."""
-        sent = metric_selection.matcher(mlflow_run.read(self.folder).metrics)
+        sent = upload.matcher(mlflow_run.read(self.folder).metrics)
         metrics = ((name, points) for name, points in self.history.metrics.items() if sent(name))
         return {name: sorted((p.step, upload.rounded(p.value)) for p in points) for name, points in metrics}
 
@@ -80,7 +80,7 @@ class Ran:
         """Whether MLflow gets no more metrics than are counted on: in all, and those of the training."""
         names = self.in_mlflow
         of_training = [name for name in names if name.startswith("train/")]
-        return len(names) <= metric_selection.MOST and len(of_training) <= metric_selection._TRAINING
+        return len(names) <= upload.MOST_METRICS and len(of_training) <= upload._TRAINING
 
     @property
     def steps(self) -> list[int]:

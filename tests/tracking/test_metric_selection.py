@@ -12,10 +12,9 @@ from runs import ROOT, run, stop_after
 from trainkit.config.loader import load
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Inspection, Pairs, Scenes
-from trainkit.tracking.metric_selection import _MEASURED, _TRAINING, MOST, matcher, selected
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
-from trainkit.tracking.upload import left
+from trainkit.tracking.upload import _MEASURED, _TRAINING, MOST, left, matcher, selected
 
 NUMBERS = np.zeros(4, dtype=np.int64)
 PAIRS = Pairs(NUMBERS, NUMBERS, NUMBERS == 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -12,10 +11,9 @@ from runs import PLUGIN, TOY, all_same, newest, run, stop_after
 from trainkit.cli import main, train
 from trainkit.config import loader
 from trainkit.config.run_request import RunRequest, load
-from trainkit.environment import process
 from trainkit.errors import UserError
 from trainkit.experiments.launch import launch
-from trainkit.tracking import resume
+from trainkit.tracking import run_lifecycle
 from trainkit.tracking.store import Store
 
 WORDS = ("optim.lr=0.02", "log.ceilings=off")
@@ -91,18 +89,15 @@ def test_the_resolved_recipe_of_a_run_is_the_recipe_it_began_with():
 
 def test_a_run_of_before_goes_on_by_its_resolved_recipe_and_a_damaged_request_is_named(stopped):
     folder, _ = stopped
-    file = folder.path / resume.FILE
+    file = folder.path / run_lifecycle.REQUEST
     whole = file.read_text()
     for text in ("[]", "{", whole.replace('"toy"', "5"), whole.replace("null", '"x"', 1)):
         file.write_text(text)
         with pytest.raises(UserError, match=r"request\.json: cannot be read: .*give the recipe and its words too"):
-            resume.request_of(folder, (), ("toy",))
+            run_lifecycle.request_of(folder, (), ("toy",))
     file.unlink()
-    request = resume.request_of(folder, (), ("toy",))
+    request = run_lifecycle.request_of(folder, (), ("toy",))
     assert loader.digest(load(request)) == folder.info().recipe_hash and request.path == folder.recipe
-    (folder.path / "members.json").write_text("{}")
-    with pytest.raises(UserError, match=r"older trainkit.*give its recipe and options too"):
-        resume.request_of(folder, (), ("toy",))
 
 
 # The last line
@@ -122,8 +117,7 @@ def test_the_last_line_after_a_stop_goes_on_also_with_seeds_and_with_a_teacher(t
     first.write_text(TOY.read_text().replace("name: toy\n", "name: first\n", 1))
     needs = (*words, f"task.needs_recipe={first}")
     assert run(*needs, stopping=stop_after(3)).code == 143
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("Next: trainkit run ") and said.endswith(f"{needs[-1]} --plugin toy --resume"), said
+    assert capsys.readouterr().out.endswith("\nTo continue, give the same command again, with --resume\n")
     assert launch(RunRequest(TOY, needs, ("toy",), ""), lambda: False) == 0
     assert newest().info().recipe == "toy" and newest().info().status == "FINISHED"
 
@@ -137,47 +131,7 @@ def test_an_error_of_a_training_ends_with_the_command_that_goes_on(monkeypatch):
     assert "Next: " not in CliRunner().invoke(main.main, ["run", str(TOY), "optim.lrr=1", "--plugin", "toy"]).output
 
 
-@pytest.mark.parametrize(
-    ("parent", "own", "given", "expected"),
-    [
-        ((), ("python", "BIN/trainkit", "run", "x"), ("run", "x"), "trainkit run --resume r"),
-        ((), ("python", "BIN/trainkit", "sweep", "x", "a=1,2"), ("sweep", "x", "a=1,2"), "trainkit run --resume r"),
-        ((), ("python", "trainkit/run.py", "x"), ("x",), "python trainkit/run.py --resume r"),
-        ((), ("python", "-m", "trainkit.run", "x"), ("x",), "python -m trainkit.run --resume r"),
-        (
-            ("python", "BIN/accelerate", "launch", "--config_file", "a b.yaml", "trainkit/run.py", "x", "b=1"),
-            ("python", "-u", "trainkit/run.py", "x", "b=1"),
-            ("x", "b=1"),
-            "accelerate launch --config_file 'a b.yaml' trainkit/run.py --resume r",
-        ),
-        (
-            ("python", "-m", "accelerate.commands.launch", "-m", "trainkit.run", "x"),
-            ("python", "-m", "trainkit.run", "x"),
-            ("x",),
-            "python -m accelerate.commands.launch -m trainkit.run --resume r",
-        ),
-        (
-            ("bash", "launch.sh"),
-            ("python", "BIN/trainkit", "run", "x"),
-            ("run", "x"),
-            "trainkit run --resume r",
-        ),
-        ((), ("python", "-m", "pytest", "x"), ("x",), "trainkit run --resume r"),
-        ((), ("python", "-c", "..."), ("x",), "trainkit run --resume r"),
-    ],
-)
-def test_the_command_begins_as_it_was_typed(tmp_path, monkeypatch, parent, own, given, expected):
-    for name in ("trainkit", "accelerate"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    put = [word.replace("BIN", str(tmp_path)) for word in parent]
-    monkeypatch.setattr(process, "_parent_arguments", lambda: put)
-    monkeypatch.setattr(sys, "orig_argv", [word.replace("BIN", str(tmp_path)) for word in own])
-    monkeypatch.setattr(sys, "argv", ["program", *given])
-    assert resume.command("r", ()) == expected
-    monkeypatch.setenv("PATH", "")
-    if own[1] == "BIN/trainkit":
-        assert resume.command("r", ("p",)) == f"{tmp_path}/trainkit run --resume r --plugin p"
-        again = resume.same_command(RunRequest(TOY), True)
-        assert again == f"{tmp_path}/trainkit " + " ".join(given) + " --resume"
+def test_under_a_launcher_the_command_is_that_of_the_launcher(monkeypatch):
+    assert run_lifecycle.command("r", ("p",)) == "trainkit run --resume r --plugin p"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run_lifecycle.command("r", ()) == "accelerate launch ... trainkit/run.py --resume r"

@@ -19,7 +19,7 @@ from trainkit.errors import UserError
 from trainkit.tracking import desired_state, journal, upload, uploader
 from trainkit.tracking import tracker as tracking
 from trainkit.tracking.journal import Journal
-from trainkit.tracking.mlflow_errors import passes, unreachable
+from trainkit.tracking.mlflow_client import passes, unreachable
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
 from trainkit.tracking.upload import left

@@ -8,7 +8,7 @@ from runs import ROOT, Ran, newest, overrides, run, stop_after, stripes
 from trainkit.analysis import promote
 from trainkit.config import metric_table
 from trainkit.experiments.launch import launch
-from trainkit.tracking import resume
+from trainkit.tracking import run_lifecycle
 from trainkit.tracking.store import Store
 from trainkit.training import best
 
@@ -73,7 +73,7 @@ def test_an_older_run_is_resumed_in_the_right_direction_and_says_so(older, capsy
     highest = max(older.series("val/nll"))
     assert older.last.state["best"][0]["value"] == highest
     done, digest = older.last.state["step"], older.folder.info().recipe_hash
-    assert launch(resume.request_of(older.folder, plugins=("toy",)), lambda: False) == 0
+    assert launch(run_lifecycle.request_of(older.folder, plugins=("toy",)), lambda: False) == 0
     ran = Ran(0, newest())
     assert ran.folder == older.folder and ran.folder.info().recipe_hash == digest
     assert "best.mode of this run is max" in capsys.readouterr().out

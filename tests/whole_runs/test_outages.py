@@ -25,7 +25,7 @@ from trainkit.cli import main
 from trainkit.errors import UserError
 from trainkit.tracking import journal, uploader
 from trainkit.tracking import tracker as tracking
-from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.mlflow_client import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
@@ -39,7 +39,7 @@ WORDS = ("train.length=2 epochs",)
 def _soon(monkeypatch):
     """Senders try again soon, and wait for a locked database as little."""
     monkeypatch.setattr(uploader, "EVERY_SECONDS", 0.02)
-    monkeypatch.setattr("trainkit.tracking.mlflow_database._LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("trainkit.tracking.mlflow_client._LOCK_SECONDS", 0.05)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 

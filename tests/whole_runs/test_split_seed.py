@@ -19,7 +19,7 @@ from trainkit.experiments.repeats import Seeds
 from trainkit.experiments.sweep import Settings
 from trainkit.export import export
 from trainkit.inference import evaluate_run, predictor, trained_model
-from trainkit.tracking import resume
+from trainkit.tracking import run_lifecycle
 from trainkit.tracking.store import Store
 from trainkit.training import dependencies
 
@@ -103,7 +103,7 @@ def test_an_older_run_keeps_its_split(old, mine, home, tmp_path):
     requests = {
         "its own": RunRequest(stored),
         "evaluated with another seed": RunRequest(stored, ("seed=5",)),
-        "resumed by name": resume.request_of(old.folder, plugins=("toy",)),
+        "resumed by name": run_lifecycle.request_of(old.folder, plugins=("toy",)),
         "resumed by recipe and name": RunRequest(mine, ("seed=1",), resume=name),
         "its weights": RunRequest(mine, (f"task.net.weights=run:{name}",)),
         "its checkpoint": RunRequest(mine, (f"task.net.weights={old.folder.checkpoints}/step-000000002",)),

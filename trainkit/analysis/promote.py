@@ -22,7 +22,7 @@ from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.tracking import journal, run_folder
 from trainkit.tracking.markdown import plain
-from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.mlflow_client import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import send_rest

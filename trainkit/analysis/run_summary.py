@@ -14,7 +14,7 @@ from trainkit.analysis import run_report, run_scores
 from trainkit.analysis.baselines import Comparison
 from trainkit.checkpoint import storage
 from trainkit.inference import mlflow_model
-from trainkit.tracking import journal, resume
+from trainkit.tracking import journal, run_lifecycle
 from trainkit.tracking.store import Store
 from trainkit.training.best import best_weights
 from trainkit.training.outcome import Outcome
@@ -116,7 +116,7 @@ def closing(run: RunLogger, outcome: Outcome, store: Store) -> terminal.Page:
 def _next(run: RunLogger) -> list[tuple[str, str]]:
     """Return commands that may follow a finished run, and what each is for."""
     folder, found = run.require_folder(), []
-    request = resume.kept(folder)
+    request = run_lifecycle.kept(folder)
     plugins = [word for plugin in request.plugins for word in ("--plugin", plugin)]
     if (before := folder.info().follows) is not None:
         found.append((f"trainkit compare {before} {folder.name}", "which scores differ significantly"))

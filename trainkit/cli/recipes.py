@@ -117,13 +117,12 @@ def _show_run(folder: RunFolder) -> None:
 
 def _next_of_run(folder: RunFolder) -> None:
     """Print what may follow a run, by how it ended."""
-    from trainkit.tracking import resume
+    from trainkit.tracking import run_lifecycle
 
     info = folder.info()
     if info.status in ("KILLED", "FAILED"):
-        next_step(
-            "run", "--resume", folder.name, *plugin_words(resume.kept(folder).plugins), why="continue it", err=True
-        )
+        plugins = plugin_words(run_lifecycle.kept(folder).plugins)
+        next_step("run", "--resume", folder.name, *plugins, why="continue it", err=True)
     elif info.follows:
         next_step("compare", info.follows, folder.name, why="which scores differ significantly", err=True)
     else:

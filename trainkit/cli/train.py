@@ -134,10 +134,10 @@ def _go_on(
     if not check:
         announce_start(run)
     from trainkit.experiments import launch
-    from trainkit.tracking import resume
+    from trainkit.tracking import run_lifecycle
     from trainkit.tracking.store import Store
 
-    request = resume.request_of(Store.locate().find(run, unfinished=True), words, plugins, elastic)
+    request = run_lifecycle.request_of(Store.locate().find(run, unfinished=True), words, plugins, elastic)
     return say_valid(request) if check else launch.launch(request, stopping, _began())
 
 

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -86,32 +85,6 @@ def launcher_option(name: str) -> str | None:
     return _option(_accelerate_arguments(), name)
 
 
-def program_words() -> list[str]:
-    """Return the words of the command that began this process, up to the arguments of the program itself.
-
-    With its launcher: `accelerate launch --config_file one_gpu.yaml trainkit/run.py`. Of a console script that is found
-    on PATH its name. Empty where the words do not end in the arguments that Python has.
-    """
-    given = sys.argv[1:]
-    parent = _parent_arguments()
-    launched = any("accelerate" in word or "torchrun" in word for word in parent[:4])
-    for words in (parent if launched else [], sys.orig_argv):
-        count = len(words) - len(given)
-        if count > 0 and words[count:] == given:
-            return _as_typed(words[:count])
-    return []
-
-
-def _as_typed(words: list[str]) -> list[str]:
-    """Leave out the interpreter before a console script, and the folder of one that is found on PATH."""
-    script = Path(words[1]) if len(words) > 1 else Path()
-    if script.suffix == ".py" or not (script.is_file() and Path(words[0]).name.startswith("python")):
-        return words
-    here = shutil.which(script.name)
-    found = here is not None and os.path.samefile(here, script)
-    return [script.name if found else str(script), *words[2:]]
-
-
 def age() -> float:
     """Return seconds since the command of this process began: since its launcher did, where it was started by one.
 
@@ -125,7 +98,7 @@ def age() -> float:
         began = int(line.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")  # field 22, behind the name
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
     except (OSError, ValueError, IndexError, AttributeError):
-        return _age_elsewhere(pid)
+        return 0.0
 
 
 def peak_memory() -> int:
@@ -185,15 +158,6 @@ def _parent_arguments() -> list[str]:
         return psutil.Process(os.getppid()).cmdline()
     except (psutil.Error, OSError):
         return []
-
-
-def _age_elsewhere(pid: int) -> float:
-    import psutil
-
-    try:
-        return max(0.0, time.time() - psutil.Process(pid).create_time())
-    except (psutil.Error, OSError):
-        return 0.0
 
 
 def _accelerate_arguments() -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainkit.analysis import saved_rows
 from trainkit.analysis.saved_rows import Columns
-from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.mlflow_client import Away
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 

@@ -26,9 +26,8 @@ from trainkit.errors import UserError, listing, visible
 from trainkit.files import write_aside
 from trainkit.terminal import numbers
 from trainkit.tracking import journal, lineage, run_names
-from trainkit.tracking.resume import differing
 from trainkit.tracking.run_folder import MEMBERS, SUMMARY, RunFolder, run_key
-from trainkit.tracking.run_lifecycle import about, begin, ending
+from trainkit.tracking.run_lifecycle import about, begin, differing, ending
 from trainkit.tracking.store import Store
 from trainkit.tracking.tracker import Silent, Tracker
 from trainkit.training import plan

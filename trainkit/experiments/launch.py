@@ -26,7 +26,7 @@ from trainkit.experiments.group import Child, RunGroup, start_tracker, track_req
 from trainkit.files import write_aside
 from trainkit.paths import recipe_word
 from trainkit.redact import without_secrets
-from trainkit.tracking import lineage, resume
+from trainkit.tracking import lineage, run_lifecycle
 from trainkit.tracking.run_folder import META, RunFolder, run_key
 from trainkit.tracking.run_lifecycle import begin, ending, finished
 from trainkit.tracking.sync import send_rest
@@ -66,7 +66,7 @@ def launch(request: RunRequest, stopping: Callable[[], bool], began: float | Non
     if status == "FINISHED":
         return 0
     if os.environ.get("RANK", "0") == "0":
-        print(visible(stop.last_words or f"Next: {resume.same_command(request, False)}"), flush=True)
+        print(visible(stop.last_words or "Nothing was kept; give the same command again"), flush=True)
     return STOPPED
 
 
@@ -242,7 +242,7 @@ class Session:
 
     def _train_dependency(self, request: RunRequest, recipe: Recipe, dependencies: dict[str, Dependency]) -> RunFolder:
         if self.runtime.main:
-            self.stop.last_words = f"Next: {resume.same_command(self.request, True)}"
+            self.stop.last_words = "To continue, give the same command again, with --resume"
         with self.stop.later():
             status, folder = self.train(request, recipe, None, dependencies=dependencies)
         if status == "KILLED" or folder is None:
@@ -296,7 +296,7 @@ class Session:
                 shared: dict[str, Any] = {"weights": weights, "cache": store.home / "outputs"}
                 run.trainer = Trainer(recipe, run.data, runtime, logger, resume=position, stop=stop, **shared)
             if runtime.main and dependencies is None:  # else the run that needs this one is to go on too
-                stop.last_words = f"Next: {resume.command(parent or folder.name, request.plugins)}"
+                stop.last_words = f"Next: {run_lifecycle.command(parent or folder.name, request.plugins)}"
             with run.trainer:
                 yield run
             last.enter_context(runtime.heartbeat())  # others wait until the run is reported and closed
@@ -345,13 +345,13 @@ class Session:
         def make() -> tuple[str, bool]:
             digest, begins = loader.digest(recipe), request.resume == "" and new
             if request.resume:
-                resume.refuse_other(self.store.find(request.resume, unfinished=True), recipe, request.plugins)
+                run_lifecycle.refuse_other(self.store.find(request.resume, unfinished=True), recipe, request.plugins)
             try:
                 text = loader.dump(recipe)
                 folder, resuming = begin(request, self.store, recipe.name, recipe.seed, digest, text, begins)
             except UserError as error:
                 if error.where == "--resume" and (other := self.store.newest_unfinished(recipe.name)) is not None:
-                    resume.refuse_other(other, recipe, request.plugins)
+                    run_lifecycle.refuse_other(other, recipe, request.plugins)
                 raise
             write_aside(folder.path / META, json.dumps(asdict(run.data.meta), indent=1) + "\n")
             return str(folder.path), resuming
@@ -422,7 +422,7 @@ class Session:
                 raise
 
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
-        from trainkit.tracking.metric_selection import selected
+        from trainkit.tracking.upload import selected
         from trainkit.training.plan import evaluated, protocol_rules
         from trainkit.training.run_logger import RunLogger
 

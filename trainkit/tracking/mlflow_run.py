@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from trainkit.errors import UserError
 from trainkit.files import write_aside
 from trainkit.tracking import mlflow_experiment
-from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.mlflow_client import Away
 from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
 
@@ -47,7 +47,7 @@ class RunCreation:
     parent: str | None = None
     """Name of the parent run, or its MLflow id."""
     metrics: Sequence[str] | None = None
-    """Patterns of the metrics that it gets, by `metric_selection.matcher`; None: all."""
+    """Patterns of the metrics that it gets, by `upload.matcher`; None: all."""
     changed: Sequence[str] = ()
     """Keys of the recipe that the command has set."""
     resumed: int = 0

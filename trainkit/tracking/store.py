@@ -35,8 +35,16 @@ from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
 from trainkit.tracking import journal, run_names
 from trainkit.tracking.logged_model import ABOUT
-from trainkit.tracking.mlflow_database import ELSEWHERE, check_database, make_database, settle_mlflow
-from trainkit.tracking.mlflow_errors import Away, is_refusal, passes, reason
+from trainkit.tracking.mlflow_client import (
+    ELSEWHERE,
+    Away,
+    check_database,
+    is_refusal,
+    make_database,
+    passes,
+    reason,
+    settle_mlflow,
+)
 from trainkit.tracking.run_folder import CREATION, RunFolder, RunInfo, parse_info, without_waiting
 
 _log = logging.getLogger("trainkit")

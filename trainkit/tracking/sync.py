@@ -16,7 +16,7 @@ from trainkit.errors import UserError
 from trainkit.redact import without_secrets
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.journal import Journal
-from trainkit.tracking.mlflow_errors import Away
+from trainkit.tracking.mlflow_client import Away
 from trainkit.tracking.relocate import strayed
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store

@@ -33,7 +33,7 @@ from trainkit.errors import UserError, few
 from trainkit.redact import HIDDEN, is_secret_name, without_secrets
 from trainkit.tracking import mlflow_run
 from trainkit.tracking.journal import Journal, Replay
-from trainkit.tracking.mlflow_errors import Away, reason
+from trainkit.tracking.mlflow_client import Away, reason
 from trainkit.tracking.run_folder import CREATION, RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.system_load import Sampler

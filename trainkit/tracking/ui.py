@@ -23,7 +23,7 @@ from typing import Any
 from trainkit.environment.process import die_with_parent, interrupted_by_signals
 from trainkit.errors import UserError, few, visible
 from trainkit.redact import without_secrets
-from trainkit.tracking.mlflow_database import settle_mlflow
+from trainkit.tracking.mlflow_client import settle_mlflow
 from trainkit.tracking.mlflow_experiment import VIEW
 from trainkit.tracking.relocate import strayed
 from trainkit.tracking.store import Store

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from trainkit.errors import UserError
-from trainkit.tracking.mlflow_errors import is_refusal, reason, unreachable
+from trainkit.tracking.mlflow_client import is_refusal, reason, unreachable
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import send_left

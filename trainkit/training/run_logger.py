@@ -15,9 +15,8 @@ from trainkit.interfaces import Columns, Scores
 from trainkit.speed import cost
 from trainkit.speed.clock import Clock
 from trainkit.speed.limits import ThroughputLimits
-from trainkit.terminal import Page, bar_stream, clock_time, shown
+from trainkit.terminal import LogTable, Page, ProgressLine, bar_stream, clock_time, shown
 from trainkit.tracking import journal
-from trainkit.tracking.progress import LogTable, ProgressLine
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.tracker import Silent, Tracker
 from trainkit.training.best import kept_rows

@@ -19,7 +19,7 @@ from runs import PLUGIN, ROOT, TOY
 from trainkit import terminal
 from trainkit.config.units import Span
 from trainkit.speed.clock import Clock
-from trainkit.tracking.progress import LogTable, ProgressLine
+from trainkit.terminal import LogTable, ProgressLine
 from trainkit.training.run_logger import RunLogger
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[mK]")

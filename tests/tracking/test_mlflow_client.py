@@ -9,8 +9,8 @@ from mlflow.exceptions import MlflowException
 from proxy_server import proxy
 
 from trainkit.errors import UserError
-from trainkit.tracking import mlflow_database
-from trainkit.tracking.mlflow_errors import passes, reason
+from trainkit.tracking import mlflow_client
+from trainkit.tracking.mlflow_client import passes, reason
 from trainkit.tracking.store import Store
 
 SEARCH = "/api/2.0/mlflow/experiments/search"
@@ -145,5 +145,5 @@ def test_a_database_of_an_older_mlflow_is_left_as_it_is(store):
 def test_the_newest_schema_is_that_of_a_new_database(store):
     with sqlite3.connect(store / "mlflow.db") as connection:
         (made,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    known, own = mlflow_database._schemas()
+    known, own = mlflow_client._schemas()
     assert own == made and "451aebb31d03" in known and len(known) > 50
