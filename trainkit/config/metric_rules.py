@@ -24,25 +24,6 @@ def lower_is_better(metric: str, recipe: Mapping[str, Tree], declared: Declared)
     return modes[0] == "min" if modes else None
 
 
-def contradictions(recipe: Recipe) -> list[tuple[KeyPath, str, str]]:
-    """List the modes that contradict their metric, of a recipe whose directions are settled: key path, mode, metric."""
-    return [
-        ((*path, "mode"), rule.mode, metric)
-        for path, metric, rule in recipe.rules()
-        if rule.mode is not None and rule.lower != (rule.mode == "min")
-    ]
-
-
-def corrections(recipe: Recipe) -> list[str]:
-    """Return a sentence for each contradicting mode of a stored recipe, of which the metric counts instead."""
-    words = {"max": ("lower", "higher"), "min": ("higher", "lower")}
-    return [
-        f"{dotted(path)} of this run is {mode}, as in older versions by default, but {words[mode][0]} {metric} is "
-        f"better: now {words[mode][0]} values count; an older version took {words[mode][1]} ones"
-        for path, mode, metric in contradictions(recipe)
-    ]
-
-
 def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
     """Yield the errors in directions, modes and evaluations of the metrics of a recipe that was read from `source`."""
     declared, known = metric_table.declared_by(recipe.task), set()
@@ -62,10 +43,10 @@ def problems(recipe: Recipe, source: Source) -> Iterator[Problem]:
             yield problem(("task",), said, "higher or lower", "change the plug-in")
         elif ours not in (None, "none", word):
             yield problem(("task",), said, f"{ours}, as in other tasks", "give its metric another name")
-    for path, mode, metric in contradictions(recipe):
-        right, word = ("max", "higher") if mode == "min" else ("min", "lower")
-        yield problem(path, mode, f"{right}: {word} {metric} is better", "leave mode out")
     for path, metric, rule in recipe.rules():
+        if rule.mode is not None and rule.lower != (rule.mode == "min"):
+            right, word = ("max", "higher") if rule.mode == "min" else ("min", "lower")
+            yield problem((*path, "mode"), rule.mode, f"{right}: {word} {metric} is better", "leave mode out")
         known |= {metric} if rule.mode is not None else set()
         if rule.mode is None:
             yield unknown((*path, "metric"), metric, f"set {dotted((*path, 'mode'))} to max or min")

@@ -1,8 +1,8 @@
 """Settle settings that the launcher and the recipe can both make, and refuse those that contradict each other.
 
-`accelerate launch` hands its settings to the training as environment variables; some it drops, which are read from its
-command line. The recipe decides the arithmetic, so a setting of the launcher that the recipe does not share is refused:
-Accelerate would apply it, or drop it, in silence. docs/reference/launch-configs.md has all of them in a table.
+`accelerate launch` hands its settings to the training as environment variables. The recipe decides the arithmetic, so a
+precision of the launcher that it does not share is refused: Accelerate would apply it in silence.
+docs/reference/launch-configs.md has all of them in a table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from trainkit.config.schema import Recipe
-from trainkit.environment.process import asked_processes, launcher_option
+from trainkit.environment.process import asked_processes
 from trainkit.errors import UserError
 from trainkit.interfaces import DividesClasses
 
@@ -107,8 +107,6 @@ def compile_mode(recipe: Recipe, device: str, updates: int | None = None, record
 
 
 def _best_mode(device: str, updates: int | None) -> Setting:
-    if launched := _launched_compile():
-        return Setting(launched, "launcher, since train.compile is auto")
     auto = "train.compile auto: "
     if device != "cuda":
         return Setting("off", auto + {"cpu": "a CPU", "mps": "MPS"}.get(device, device))
@@ -164,18 +162,6 @@ def _launched_precision() -> str | None:
     return word if word in ("bf16", "fp16", "fp8") else None
 
 
-def _launched_compile() -> str | None:
-    """Return the mode that `--dynamo_backend` asks for, if it is one of trainkit's."""
-    known = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() == "inductor" and not _dynamo_options()
-    mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
-    return mode if known and mode in ("default", "reduce-overhead", "max-autotune") else None
-
-
-def _dynamo_options() -> list[str]:
-    words = ("use_fullgraph", "use_dynamic", "use_regional_compilation")
-    return [f"dynamo_{word}" for word in words if _flag(f"DYNAMO_{word.upper()}")]
-
-
 def _device_precision() -> str:
     if torch.cuda.is_available() and not _flag("USE_CPU"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
@@ -211,55 +197,6 @@ def _check_precision(recipe: Recipe) -> None:
 def _check_precision_of_device(recipe: Recipe) -> None:
     if precision(recipe).value == "fp16" and on_cpu():
         raise UserError("train.precision", "fp16 on a CPU", "no or bf16", "a CPU has no loss scaler for fp16")
-    if precision(recipe).value == "fp8":
-        if not torch.cuda.is_available():
-            raise UserError("train.precision", "fp8 without a GPU", "a GPU of the Hopper generation or later")
-        if not any(importlib.util.find_spec(name) for name in ("torchao", "transformer_engine", "msamp")):
-            raise UserError("train.precision", "fp8 without a backend", "torchao", "pip install torchao")
-
-
-def _check_compile(recipe: Recipe) -> None:
-    """Refuse what `--dynamo_backend` asks for, unless `train.compile` is `auto` or says the same.
-
-    Accelerate 1.15 would compile in a wrapper, whose parameters have other names than those in checkpoints.
-    """
-    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if backend == "no":
-        return
-    known = _launched_compile()
-    if known and recipe.train.compile in ("auto", known):
-        return
-    mode = os.environ.get("ACCELERATE_DYNAMO_MODE", "default").lower()
-    asked = ", ".join((f"dynamo_backend {backend}", f"dynamo_mode {mode}", *_dynamo_options()))
-    why = "" if known else ": trainkit compiles with inductor and no other options"
-    raise UserError(
-        "launch",
-        f"{asked}, but recipe {recipe.name} has train.compile={recipe.train.compile}",
-        "only train.compile to set compilation",
-        f"remove dynamo from the launch{why}; to compile, add train.compile={known or 'default'}",
-    )
-
-
-def _refuse_dropped_options(recipe: Recipe) -> None:
-    """Refuse options that the launcher hands over for DeepSpeed alone, and drops else; the variable users may set."""
-    steps = "gradient_accumulation_steps"
-    asked = launcher_option(f"--{steps}") or os.environ.get(f"ACCELERATE_{steps.upper()}", "1")
-    for name, value, key in (
-        (steps, None if asked in ("1", "auto") else asked, "train.micro_batch"),
-        ("gradient_clipping", launcher_option("--gradient_clipping"), "optim.clip_norm"),
-    ):
-        if value is not None:
-            raise UserError("launch", f"{name} {value:.80}", f"only {key} to set it", "remove it from the launch")
-
-
-def _refuse_named_device(recipe: Recipe) -> None:
-    if name := os.environ.get("ACCELERATE_TORCH_DEVICE"):
-        raise UserError(
-            "ACCELERATE_TORCH_DEVICE",
-            f"{name!r:.80}, which the choice of precision and processes does not support",
-            "a device chosen by the launcher",
-            "unset it; use --cpu, --gpu_ids or CUDA_VISIBLE_DEVICES",
-        )
 
 
 def _refuse_first_fsdp(recipe: Recipe) -> None:
@@ -298,9 +235,6 @@ _ENGINES = {
 _CHECKS: tuple[Callable[[Recipe], None], ...] = (
     _check_precision,
     _check_precision_of_device,
-    _check_compile,
-    _refuse_dropped_options,
-    _refuse_named_device,
     _refuse_halving_of_several,
     _refuse_first_fsdp,
     _refuse_sharded_head,

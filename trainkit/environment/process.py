@@ -80,11 +80,6 @@ def asked_processes() -> int:
     return max(asked, _processes_in(Path(config))) if config else asked
 
 
-def launcher_option(name: str) -> str | None:
-    """Return the value of an option that `accelerate launch` was given, such as `--num_processes`; None without it."""
-    return _option(_accelerate_arguments(), name)
-
-
 def age() -> float:
     """Return seconds since the command of this process began: since its launcher did, where it was started by one.
 

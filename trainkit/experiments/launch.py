@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config import loader, metric_rules, metric_table
+from trainkit.config import loader, metric_table
 from trainkit.config.run_request import RunRequest, load
 from trainkit.config.schema import Recipe
 from trainkit.data.split import named_sets
@@ -384,8 +384,6 @@ class Session:
             logger.show([plan_line("Run", ", ".join(filter(None, (folder.name, resumed))))])
         elif resumed:  # of others the parent prints a row when they have ended
             logger.say(resumed)
-        for sentence in metric_rules.corrections(run.recipe):
-            logger.say(sentence)
         return logger
 
     @contextlib.contextmanager
