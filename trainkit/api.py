@@ -5,6 +5,7 @@ It does what the commands do, in the process that calls it. Mistakes raise `User
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Compared", "Model", "Recipe", "Run", "UserError", "compare", "find_run", "load", "recipe", "train"]
 
 _PLUGINS = "a list of packages"
-_LONGEST = 1_000_000
-"""Characters of a text in changes; a recipe has no more bytes."""
-
 Changes = Mapping[str, Any] | Sequence[str]
 """Changes of a recipe: `{"optim.lr": 1e-3}`, or words as commands take them: `["optim.lr=1e-3"]`."""
 
@@ -350,70 +348,34 @@ def compare(first: str | Run, second: str | Run) -> Compared:
 
 
 def _words(changes: Changes) -> tuple[str, ...]:
-    """Changes as words of a command. Raises UserError for what is neither keys with values nor such words."""
+    """Changes as words of a command. Raises UserError for what is neither keys with plain values nor such words."""
     from trainkit.config import yaml_reader
 
-    if isinstance(changes, str):
-        changes = (changes,)
     if not isinstance(changes, Mapping):
-        return _texts(changes, "changes", "a dict of keys and values, or a list of words such as optim.lr=0.1")
-    for key in changes:
-        if not isinstance(key, str) or "=" in key:
-            raise UserError("changes", f"the key {_short(key)}", "the path of a key as text, such as optim.lr")
-    return tuple(f"{key}={yaml_reader.flow(_plain(value, key))}" for key, value in changes.items())
+        words = (changes,) if isinstance(changes, str) else changes
+        return _texts(words, "changes", "a dict of keys and values, or a list of words such as optim.lr=0.1")
+    try:
+        plain = json.loads(json.dumps(dict(changes), default=_plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError("changes", f"{error}"[:200], "numbers, texts, lists and blocks of these") from None
+    return tuple(f"{key}={yaml_reader.flow(value)}" for key, value in plain.items())
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON takes of numpy, torch and paths. Raises TypeError for anything else."""
+    return value.tolist() if hasattr(value, "tolist") else os.fspath(value)
 
 
 def _texts(given: object, where: str, expected: str) -> tuple[str, ...]:
     """Return a sequence of texts as a tuple. Raises UserError for anything else, a single text too."""
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes | bytearray | memoryview):
-        raise UserError(where, _short(given), expected)
-    texts = [word for word in given if isinstance(word, str) and len(word) <= _LONGEST]
-    if len(texts) < len(given):
-        strange = next(word for word in given if not isinstance(word, str) or len(word) > _LONGEST)
-        raise UserError(where, f"an entry {_short(strange)}", expected)
-    return tuple(texts)
+    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(word, str) for word in given):
+        raise UserError(where, f"{given!r:.80}", expected)
+    return tuple(given)
 
 
 def _path(given: object, where: str) -> str:
     """Return a path or name as text. Raises UserError for anything else."""
     text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(text, str) or not text or "\0" in text:
-        raise UserError(where, "an empty name" if text == "" else _short(given), "a path or a name")
+        raise UserError(where, f"{given!r:.80}", "a path or a name")
     return text
-
-
-def _short(value: object) -> str:
-    """Return what a value is, for messages: its kind, and itself where it is short."""
-    if value is None:
-        return "None"
-    text = repr(value) if isinstance(value, bool | float | str | bytes) else ""
-    return f"{type(value).__name__} {text}".rstrip() if len(text) <= 80 else f"a {type(value).__name__}"
-
-
-def _plain(value: Any, key: str, above: tuple[int, ...] = ()) -> Any:
-    """A value as recipes hold it: of numpy and torch the number, of a path its text. Raises UserError."""
-    from trainkit.config.yaml_reader import MAX_DEPTH
-
-    if isinstance(value, Mapping | list | tuple):
-        if id(value) in above:
-            raise UserError(key[:200], f"a {type(value).__name__} that contains itself", "plain values")
-        if len(above) >= MAX_DEPTH:
-            raise UserError(key[:200], f"values nested more than {MAX_DEPTH} deep", "a few levels")
-        above = (*above, id(value))
-    if isinstance(value, Mapping):
-        if strange := [name for name in value if not isinstance(name, str)]:
-            raise UserError(key, f"the key {_short(strange[0])} in a block", "text")
-        return {name: _plain(inner, f"{key}.{name}", above) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, key, above) for inner in value]
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if not isinstance(value, bool | int | float | str | None) and getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise UserError(key, f"a value of type {type(value).__name__}", "a number, a text, a list or a block of these")
-    if isinstance(value, str) and len(value) > _LONGEST:
-        raise UserError(key[:200], f"a text of {len(value):,} characters", f"at most {_LONGEST:,}")
-    if isinstance(value, int) and value.bit_length() > 64:
-        raise UserError(key, f"a number of {value.bit_length():,} bits", "at most 64")
-    return value

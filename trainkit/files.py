@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def write_aside(path: Path, content: str | bytes) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        _replace(out, path)
+        os.replace(out, path)
         sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -34,22 +33,9 @@ def write_aside(path: Path, content: str | bytes) -> None:
         raise
 
 
-def _replace(out: Path, path: Path) -> None:
-    """Rename a file onto another one, for a second also where somebody reads the latter, which Windows refuses."""
-    end = time.monotonic() + 1.0
-    while True:
-        try:
-            os.replace(out, path)
-            return
-        except PermissionError:
-            if os.name == "posix" or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-
-
 def through_no_link(path: str, flags: int) -> int:
     """Open a file as `opener` of `open`. Raises OSError for a symbolic link, which others may have laid there."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def sha256(path: Path) -> str:
@@ -59,14 +45,13 @@ def sha256(path: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the names in a folder to the disk: a rename is not before. Windows cannot open folders, and need not."""
-    if os.name == "posix":
-        sync_file(folder)
+    """Sync the names in a folder to the disk: a rename is not before."""
+    sync_file(folder)
 
 
 def sync_file(path: Path) -> None:
     """Sync a file that is closed to the disk."""
-    descriptor = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)  # Windows syncs what it may write
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

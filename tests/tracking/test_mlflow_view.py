@@ -33,23 +33,6 @@ def columns(kind):
     return [column.split("`")[1] for column in state()["selectedColumns"] if column.startswith(kind)]
 
 
-def test_the_view_shows_the_parameters_in_which_runs_differ():
-    def view():
-        charts = state()["compareRunCharts"]
-        return columns("params"), [chart["selectedParams"] for chart in charts if chart["type"] == "PARALLEL"]
-
-    def run(lr, machine, depth):
-        optim = {"lr": lr, "momentum": 0.9}
-        begin(params={"seed": 0, "optim": optim, "net": {"depth": depth}, "machine": machine}, primary_metric="a/b")
-
-    run(0.1, {"cpu": "one"}, 3)
-    assert view() == (["seed"], [])
-    run(0.2, {"cpu": "two"}, 3)
-    assert view() == (["optim.lr", "seed"], [["optim.lr"]])
-    run(0.2, {"cpu": "two"}, 4)
-    assert view() == (["optim.lr", "net.depth", "seed"], [["optim.lr", "net.depth"]])
-
-
 def test_keys_that_the_command_has_set_are_columns_from_the_first_run_on():
     params = {"seed": 0, "optim": {"lr": 0.1, "eps": 1e-8}, "log": {"rows": True}, "train": {"ema": {"decay": 0.9}}}
     begin(params=params, changed=["train.ema", "optim.lr", "log.rows"])
@@ -104,9 +87,9 @@ def test_the_page_of_the_installed_mlflow_knows_every_word_of_the_view():
     page = "\n".join(script.read_text("utf-8") for script in scripts)
     words = {*found, *(key for chart in found["compareRunCharts"] for key in chart)}
     words |= {key for section in found["compareRunSections"] for key in section}
-    assert {"compareRunSections", "selectedParams", "lineSmoothness"} <= words
+    assert {"compareRunSections", "selectedMetricKeys", "lineSmoothness"} <= words
     assert not [word for word in words if word not in page]
     types = {chart["type"] for chart in found["compareRunCharts"]}
-    assert types == {"LINE", "BAR", "PARALLEL"} and all(f'"{kind}"' in page for kind in types)
+    assert types == {"LINE", "BAR"} and all(f'"{kind}"' in page for kind in types)
     assert '"mlflow.sharedViewState."' in page and '"viewStateShareKey"' in page
     assert all(f'"{one["name"]}"' in page for one in found["compareRunSections"][1:]), "those it would make itself"

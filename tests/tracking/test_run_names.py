@@ -142,28 +142,25 @@ def test_a_folder_of_the_store_is_its_run(store):
     "words",
     ["show {}", "compare {} other", "run my.yaml --plugin toy --resume {}"],
 )
-def test_every_verb_takes_a_run_where_something_else_has_its_name_and_says_so(store, words, tmp_path, monkeypatch):
+def test_every_verb_takes_a_run_where_something_else_has_its_name(store, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(PLUGIN)
     made(store, "other", "FINISHED", 1)
     run = made(store, "flowers", "KILLED" if "--resume" in words else "FINISHED", 2)
     (tmp_path / "my.yaml").write_text(TOY.read_text())
     (tmp_path / "flowers").mkdir()
-    for word, taken in (("flowers", True), (run.name, False), ("./flowers", False), (f"{tmp_path}/flowers", False)):
+    for word in ("flowers", run.name, "./flowers", f"{tmp_path}/flowers"):
         result = CliRunner().invoke(main.main, words.format(word).split())
-        assert ("flowers is taken for the run flowers-s0" in result.output) == taken, result.output
         assert (run.name in result.output) == ("/" not in word), result.output
         assert result.exit_code == 2 or "/" not in word
 
 
-def test_weights_models_and_checkpoints_are_found_by_the_same_rule(store, tmp_path, monkeypatch, capfd):
+def test_weights_models_and_checkpoints_are_found_by_the_same_rule(store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = made(store, "flowers", "FINISHED", 1)
     assert store.find_or_path("flowers") == run, "nothing else is there"
     (tmp_path / "flowers").mkdir()
-    assert capfd.readouterr().err == ""
     assert store.find_or_path("flowers") == store.find_or_path(str(run.path)) == store.find("flowers") == run
-    assert capfd.readouterr().err.count("taken for the run") == 1
     for path in ("./flowers", "flowers/", str(tmp_path / "flowers")):
         assert store.find_or_path(path) == Path(path)
     (tmp_path / "trees").write_text("x")

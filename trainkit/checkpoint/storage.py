@@ -180,7 +180,7 @@ def _put_back(target: Path) -> None:
 
 def _write_file(path: Path, pieces: Iterable[memoryview]) -> tuple[int, str]:
     """Write and sync a new file; returns its size and SHA-256."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     digest, size = hashlib.sha256(), 0
     try:
         for chunk in _chunks(pieces):

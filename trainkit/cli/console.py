@@ -52,7 +52,7 @@ def outlive_readers() -> None:
             encoding=getattr(stream, "encoding", None) or "utf-8",
             errors=getattr(stream, "errors", None) or "backslashreplace",
             line_buffering=name == "stderr" or os.isatty(number),
-            newline="\n" if os.name == "posix" else None,
+            newline="\n",
         )
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-ASKS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGBREAK") if hasattr(signal, name))
-"""Signals that ask a training to stop; Windows has SIGINT (Ctrl-C) and SIGBREAK (Ctrl-Break) alone."""
+ASKS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Signals that ask a training to stop."""
 
 STOP_SECONDS = 25.0
 """Default time for a training to stop after a signal: torch's launcher kills after 30 s."""
@@ -69,16 +69,13 @@ class Stop:
         self._excused = 1 if "TORCHELASTIC_RUN_ID" in os.environ else 0
         for number in ASKS:
             signal.signal(number, self._note)
-        if hasattr(signal, "SIGHUP"):
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         # A handler runs between two instructions of the interpreter, and none is executed while the main thread waits
         # for another process: so a thread is woken as well.
-        # Sockets, since Windows has no pipes that do not block.
         read, self._wakes = socket.socketpair()
         self._wakes.setblocking(False)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         threading.Thread(target=self._see_to_it, args=(read,), name="trainkit-stop", daemon=True).start()
 
     @contextlib.contextmanager

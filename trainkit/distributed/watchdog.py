@@ -34,7 +34,7 @@ class Watchdog(threading.Thread):
         self._tick = min(30.0, limit / 20)
         self._over = threading.Event()
         self._file = open(rank_failures.stacks(folder, rank), "w", encoding="utf-8")  # noqa: SIM115 - the timer writes to it
-        if hasattr(signal, "SIGTSTP") and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
             signal.signal(signal.SIGTSTP, _suspend)
 
     def run(self) -> None:

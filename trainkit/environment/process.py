@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ def die_with_parent() -> str | None:
     """
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-    except (OSError, AttributeError, TypeError):  # no such function, or, on Windows, no library of the process
+    except (OSError, AttributeError):  # no such function
         return "not on Linux: if the launcher is killed, stop this process yourself"
     return None
 
@@ -39,8 +40,7 @@ def interrupted_by_signals() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name)]
-    before = {number: signal.signal(number, interrupt) for number in ends}
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -97,14 +97,7 @@ def age() -> float:
 
 
 def peak_memory() -> int:
-    """Return the most bytes of memory that this process has held; those it holds now where the system does not say."""
-    try:
-        import resource
-    except ImportError:  # not on Windows
-        import psutil
-
-        found = psutil.Process().memory_info()
-        return getattr(found, "peak_wset", found.rss)
+    """Return the most bytes of memory that this process has held."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 

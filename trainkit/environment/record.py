@@ -93,12 +93,9 @@ def described(tags: Mapping[str, str]) -> dict[str, str]:
 
 
 def versions(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return the versions of Python and packages by name, from the tags of a run; earlier runs have a tag for each."""
+    """Return the versions of Python and packages by name, from the tags of a run."""
     pairs = (one.rpartition(" ") for one in tags.get(VERSIONS, "").split(", "))
-    found = {name: version for name, _, version in pairs if name}
-    if "trainkit.environment.version" in tags:
-        found["trainkit"] = tags["trainkit.environment.version"]
-    return found | {name: tags[f"trainkit.{name}"] for name in ("python", *_VERSIONS) if f"trainkit.{name}" in tags}
+    return {name: version for name, _, version in pairs if name}
 
 
 @functools.cache

@@ -7,7 +7,6 @@ the head of its page; keys that a parent run varies have `(several)` values.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainkit.config import diff, loader
-from trainkit.environment.record import versions
 from trainkit.errors import UserError, visible
 from trainkit.files import write_aside
 from trainkit.interfaces import IdentifiesContent, Split
 from trainkit.redact import HIDDEN, is_secret_name
-from trainkit.tracking import mlflow_run
 from trainkit.tracking.run_folder import RunFolder
 from trainkit.tracking.store import Store
 
@@ -34,15 +31,6 @@ CONTENT = "trainkit.content"
 """With a dot and its name, the tag of the digest of what an evaluation holds, however it is prepared."""
 
 _COPIED = re.compile(r"^# Copied from run ([\w-]+)", re.MULTILINE)
-_AROUND = {
-    "mlflow.source.git.commit": "git commit",
-    "trainkit.cpu": "processor",
-    "trainkit.gpus": "GPUs",
-    "trainkit.world_size": "processes",
-}
-"""Tags of sources and hardware, and their readable names."""
-_VERSIONS = ("trainkit", "python", "torch", "torchvision", "accelerate", "timm", "numpy")
-_DIGITS = 12
 _HEAD = 30
 """Lines at the head of a page."""
 
@@ -65,7 +53,7 @@ def record(
         before, name, how = _followed(folder, store, recipe, above)
         folder.update(follows=name)
         if before is not None:
-            how += "\n\n" + _differences(before, folder, store, digests, tracker.run_id is None)
+            how += "\n\n" + _differences(before, folder)
         write_aside(file, f"{how}\n")
     info = folder.info()
     tags: dict[str, Any] = {"trainkit.recipe_hash": info.recipe_hash, **digests}
@@ -126,16 +114,11 @@ def _followed(
     return last, last.name, f"compared with {last.name}, the last finished run"
 
 
-def _differences(before: RunFolder, after: RunFolder, store: Store, digests: Mapping[str, str], away: bool) -> str:
-    """List what differs between two runs: recipe; and data, sources, versions, hardware as far as known of both."""
+def _differences(before: RunFolder, after: RunFolder) -> str:
+    """List the keys in which the recipes of two runs differ; `trainkit compare` shows data, versions and hardware."""
     found = diff.diff(*(diff.varied(diff.read(run.recipe), _varies(run)) for run in (before, after)))
     shown = [replace(one, before=HIDDEN, after=HIDDEN) if is_secret_name(one.key) else one for one in found]
-    lines = diff.lines(shown) or ["the recipe is the same"]
-    then, now = _tags([before, after], store, away)
-    then, now = _around(then), _around(now | dict(digests))
-    both = [name for name in then if name in now]
-    other = diff.lines(diff.diff({name: then[name] for name in both}, {name: now[name] for name in both}))
-    return "\n".join([*lines, *(["", "besides the recipe:", *other] if other else [])])
+    return "\n".join(diff.lines(shown) or ["the recipe is the same"])
 
 
 def _varies(run: RunFolder) -> Sequence[str]:
@@ -143,31 +126,3 @@ def _varies(run: RunFolder) -> Sequence[str]:
         return run.info().varies
     except UserError:  # its record is damaged
         return ()
-
-
-def _around(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return data, sources, versions and hardware from the tags of a run, by readable names."""
-    found = {name: version for name, version in versions(tags).items() if name in _VERSIONS}
-    for tag, value in tags.items():
-        if tag == DATA or tag.startswith(f"{DATA}."):
-            found[f"data of {tag.removeprefix(f'{DATA}.')}" if tag != DATA else "data"] = value[:_DIGITS]
-        elif tag in _AROUND:
-            found[_AROUND[tag]] = value[:_DIGITS] if tag.endswith("commit") else value
-    return dict(sorted(found.items()))
-
-
-def _tags(folders: Sequence[RunFolder], store: Store, away: bool) -> list[dict[str, str]]:
-    """Return the tags of runs: those with which they began, and those that MLflow has."""
-    from mlflow.exceptions import MlflowException
-
-    found, client = [], None
-    for folder in folders:
-        tags: dict[str, str] = {}
-        with contextlib.suppress(UserError, MlflowException):
-            if (began := mlflow_run.read(folder)) is not None:
-                tags |= began.tags
-            if not away and (run_id := folder.info().run_id):
-                client = client or store.client()  # which looks the database over
-                tags |= client.get_run(run_id).data.tags
-        found.append(tags)
-    return found

@@ -23,10 +23,10 @@ VIEW = "trainkit"
 ABOVE = frozenset(["trainkit.folds", "trainkit.seeds", "trainkit.sweep"])
 """Tags of parent runs."""
 _TELLING = ("task.method", "task.margin.name", "seed")
-"""Parameters with a column in the run table, beside those that were changed or in which runs differ."""
-_UNTELLING = ("machine.", "log.", "downloads", "loader.", "checkpoints.", "promote")
-_TELLING_CHARS, _MOST_TELLING, _NEWEST = 40, 8, 10
-"""Longest value, most columns, and with how many runs a new one is held against."""
+"""Parameters with a column in the run table, beside those that commands have set."""
+_UNTELLING = ("log.", "downloads", "loader.", "checkpoints.", "promote")
+_TELLING_CHARS, _MOST_TELLING = 40, 8
+"""Longest value, and most columns."""
 _RATE = "speed/samples_per_s"
 _MEAN_RATE = f"final/{_RATE}"
 """Throughput of a whole run, where the last value of `_RATE` is that of its last log line."""
@@ -115,7 +115,7 @@ def offer_view(
     changed: Sequence[str] = (),
     nested: bool = False,
 ) -> None:
-    """Store a view of the run table with scores and the parameters in which runs differ; MLflow's own shows no score.
+    """Store a view of the run table with scores and the parameters that were set; MLflow's own shows no score.
 
     Runs are ranked by their best primary score, child runs among them: MLflow shows them below their parent only where
     runs are sorted by time. `changed`: keys that the command of the run has set, a block's for all of its parameters.
@@ -135,11 +135,16 @@ def offer_view(
     probe = f"metrics.`probe/{primary_metric}`"
     if primary_metric and (params.get("task.net.probe") == "true" or probe in shown_before):
         beside.append(probe)
-    # Of the parameters, those that this run or an earlier one of the experiment has, and in which runs differ.
-    shown = [column[8:-1] for column in shown_before if column.startswith("params.")]
+    shown = [column[8:-1] for column in shown_before if column.startswith("params.")]  # of earlier runs
+    own = [
+        name
+        for name, value in params.items()
+        if any(name == key or name.startswith(f"{key}.") for key in changed)
+        and not name.startswith(_UNTELLING)
+        and len(value) <= _TELLING_CHARS
+    ]
     telling = [name for name in _TELLING if name in params or name in shown]
-    differing = [*(name for name in shown if name not in telling), *_differing(client, experiment_id, params, changed)]
-    told = list(dict.fromkeys([*differing, *telling]))[:_MOST_TELLING]
+    told = list(dict.fromkeys([*(name for name in shown if name not in telling), *own, *telling]))[:_MOST_TELLING]
     columns = [
         *scores[:1],
         *beside,
@@ -157,50 +162,21 @@ def offer_view(
         "columnWidths": {
             _NAME: _NAME_WIDTH, **{column: max(8 * len(column.split("`")[1]) + 32, 90) for column in columns}
         },
-        **_charts(primary_metric, [name for name in told if name in differing]),
+        **_charts(primary_metric),
     }  # fmt: skip
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:
         set_tag(client, experiment_id, tag, view)
 
 
-def _differing(client: Any, experiment_id: str, params: Mapping[str, str], changed: Sequence[str]) -> list[str]:
-    """Return names of parameters that were changed, or in which this run and the newest of the experiment differ."""
-    newest = client.search_runs([experiment_id], max_results=_NEWEST)
-    telling = [
-        name
-        for name, value in params.items()
-        if name != "name" and not name.startswith(_UNTELLING) and len(value) <= _TELLING_CHARS
-    ]
-    own = [name for name in telling if any(name == key or name.startswith(f"{key}.") for key in changed)]
-    others = [run.data.params for run in newest]
-    return own + [name for name in telling if any(other.get(name, params[name]) != params[name] for other in others)]
-
-
-def _charts(primary_metric: str | None, differing: list[str]) -> dict[str, Any]:
-    """Return the charts of the view, above those that MLflow makes of all metrics: curves, scores and time."""
-    about: list[dict[str, Any]] = [_line(name) for name in _curves(primary_metric)]
-    if primary_metric:
-        best = f"best/{primary_metric}"
-        about.append({"type": "BAR", "metricKey": best})
-        if differing:
-            about.append({"type": "PARALLEL", "selectedParams": differing, "selectedMetrics": [best]})
-    about += [{"type": "BAR", "metricKey": f"time/{part}_share"} for part in ("compute", "data", "eval")]
-    return {**_sections(about), "isAccordionReordered": False}
-
-
-def _curves(primary_metric: str | None) -> list[str]:
-    return [name for name in ("train/loss", primary_metric, _RATE) if name]
-
-
-def _line(name: str) -> dict[str, Any]:
-    return {
-        "type": "LINE",
-        "metricKey": name,
-        "selectedMetricKeys": [name],
-        "useGlobalLineSmoothing": False,
-        "lineSmoothness": 0,
-    }
+def _charts(primary_metric: str | None) -> dict[str, Any]:
+    """Return the charts of the view, above those that MLflow makes of all metrics: curves, best score and time."""
+    line = {"type": "LINE", "useGlobalLineSmoothing": False, "lineSmoothness": 0}
+    curves = [name for name in ("train/loss", primary_metric, _RATE) if name]
+    bars = [f"best/{primary_metric}"] if primary_metric else []
+    bars += [f"time/{part}_share" for part in ("compute", "data", "eval")]
+    about = [{**line, "metricKey": name, "selectedMetricKeys": [name]} for name in curves]
+    return _sections([*about, *({"type": "BAR", "metricKey": name} for name in bars)])
 
 
 def _sections(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -216,4 +192,5 @@ def _sections(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             {"uuid": f"{VIEW}-model", "name": "Model metrics", "isGenerated": True, **section},
             {"uuid": f"{VIEW}-system", "name": "System metrics", "isGenerated": True, **section},
         ],
+        "isAccordionReordered": False,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -301,7 +302,7 @@ def parse_info(text: bytes) -> RunInfo:
 
 def without_waiting(path: str, flags: int) -> int:
     """Open a file for `open`, without waiting for a pipe and without following a link."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def run_key(recipe_hash: str, data_digest: str) -> str:
@@ -310,29 +311,9 @@ def run_key(recipe_hash: str, data_digest: str) -> str:
 
 
 def _lock(file: Any) -> bool:
-    try:
-        import fcntl
-    except ImportError:
-        return _lock_on_windows(file)
     # A lock of the process, not of the open file: loader workers that outlive a killed run do not inherit it.
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
-    return True
-
-
-def _lock_on_windows(file: Any) -> bool:
-    try:
-        import msvcrt
-    except ImportError:  # no system known has neither
-        return True
-    # What is locked there can be read by nobody else: so a byte far behind what the file will ever hold.
-    try:
-        os.lseek(file.fileno(), 1 << 30, os.SEEK_SET)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # pyright: ignore[reportAttributeAccessIssue] - Windows alone
-    except OSError:
-        return False
-    finally:
-        os.lseek(file.fileno(), 0, os.SEEK_SET)
     return True

@@ -13,16 +13,13 @@ called `last` is named with its seed, `last-s0`.
 from __future__ import annotations
 
 import difflib
-import functools
-import os
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.errors import UserError, listing, visible
+from trainkit.errors import UserError, listing
 from trainkit.tracking.run_folder import META, RunFolder, RunInfo
 
 Known = Sequence[tuple[RunInfo, RunFolder]]
@@ -42,17 +39,6 @@ _SHOWN = 5
 def is_path(word: str) -> bool:
     """Return True for a word that is written as a path: with a slash, or a dot at its beginning."""
     return "/" in word or word.startswith(".")
-
-
-def tell_taken(word: str, run: RunFolder, path: Path) -> None:
-    """Print on the first process, once, that a word is taken for a run, where something else has that path."""
-    if os.path.exists(path) and not os.path.samefile(path, run.path) and os.environ.get("RANK", "0") == "0":
-        _print_once(f"note: {word} is taken for the run {run.name}, not for {path.absolute()}; ./{word} is the path")
-
-
-@functools.cache
-def _print_once(line: str) -> None:
-    print(visible(line), file=sys.stderr, flush=True)
 
 
 def best_of(word: str) -> str | None:

@@ -33,7 +33,7 @@ from trainkit.errors import UserError, of_disk
 from trainkit.files import NETWORK_DISK, file_system, sync_folder, write_aside
 from trainkit.paths import make_private
 from trainkit.redact import without_secrets, without_user_info
-from trainkit.tracking import journal, run_names
+from trainkit.tracking import run_names
 from trainkit.tracking.logged_model import ABOUT
 from trainkit.tracking.mlflow_client import (
     ELSEWHERE,
@@ -276,29 +276,24 @@ class Store:
         if run_names.is_path(word) and os.path.exists(word) and not self._is_here(Path(word)):
             found = f"a path that is there, and not in {self.home / 'runs'}"
             raise UserError(f"run {word!r}", found, remedy="for the run of that name leave out the slash")
-        run = self._named(word, beside, unfinished)
-        run_names.tell_taken(word, run, Path(word))
-        return run
+        return self._named(word, beside, unfinished)
 
     def find_or_path(self, word: str, root: Path = Path()) -> RunFolder | Path:
         """Return the run that a word stands for, or the path that it is: for whatever takes both.
 
         A word with a slash, or a dot at its beginning, is a path, but for that of a run of this store; another one is a
-        path, from `root`, where no run has the name. Where both are there, it is said which is taken. Raises UserError,
-        as `find` does, where there is neither.
+        path, from `root`, where no run has the name. Raises UserError, as `find` does, where there is neither.
         """
         path = root / os.path.expanduser(word)
         there = os.path.exists(path)
         if there and (path.suffix or run_names.is_path(word)) and not self._is_here(path):
             return path
         try:
-            run = self._named(word)
+            return self._named(word)
         except UserError:
             if there:
                 return path
             raise
-        run_names.tell_taken(word, run, path)
-        return run
 
     def _is_here(self, path: Path) -> bool:
         return path.absolute().parent == (self.home / "runs").absolute()
@@ -334,23 +329,12 @@ class Store:
         if metric_table.mode(metric) is None:  # else the tag may be that of an older version, which set it to True
             lower = kept.tags.get("mlflow.experiment.primaryMetric.greaterIsBetter") == "False"
         name = f"best/{metric}"
-        values: dict[str, float] = {}
-        of_recipe = [f"tags.`trainkit.recipe` = '{recipe}'"] if recipe else []
+        of_recipe = f"tags.`trainkit.recipe` = '{recipe}'" if recipe else ""
         order = [f"metrics.`{name}` {'ASC' if lower else 'DESC'}"]  # runs without a value come last
-        for run in _every_run(client, kept.experiment_id, 10, " and ".join(of_recipe), order):
-            if run.info.run_id in folders:
-                values[run.info.run_id] = run.data.metrics.get(name, math.nan)
-                break
-        # Runs that chose their best by another score: of this one the journal has the value that it had then.
-        others = " and ".join([*of_recipe, f"params.`best.metric` != '{metric}'"])
-        for run in _every_run(client, kept.experiment_id, 1000, others):
-            if run.info.run_id in folders and name not in run.data.metrics:
-                history = journal.at_best(journal.read(folders[run.info.run_id].journal).metrics)
-                values[run.info.run_id] = history[name][-1].value if name in history else math.nan
-        values = {run_id: value for run_id, value in values.items() if not math.isnan(value)}
-        if not values:
-            raise UserError(f"run {word!r}", f"no finished run of experiment {experiment!r} has {name}")
-        return folders[(min if lower else max)(values, key=values.__getitem__)]
+        for run in _every_run(client, kept.experiment_id, of_recipe, order):
+            if run.info.run_id in folders and not math.isnan(run.data.metrics.get(name, math.nan)):
+                return folders[run.info.run_id]
+        raise UserError(f"run {word!r}", f"no finished run of experiment {experiment!r} has {name}")
 
     def newest_unfinished(self, recipe_name: str, recipe_hash: str | None = None) -> RunFolder | None:
         """Return the newest run of a recipe (and hash) that began, did not finish, and is not being trained now.
@@ -401,13 +385,11 @@ class Store:
         return [folder for info, folder in known if info.unsent and info.status != "RUNNING" and not folder.alive()]
 
 
-def _every_run(
-    client: Any, experiment_id: str, at_once: int, condition: str, order: Sequence[str] = ()
-) -> Iterator[Any]:
-    """Yield the runs of an experiment that meet a condition of MLflow, which is asked for so many at once."""
+def _every_run(client: Any, experiment_id: str, condition: str, order: Sequence[str]) -> Iterator[Any]:
+    """Yield the runs of an experiment that meet a condition of MLflow, ten at a time."""
     token = None
     while True:
-        page = client.search_runs([experiment_id], condition, max_results=at_once, order_by=order, page_token=token)
+        page = client.search_runs([experiment_id], condition, max_results=10, order_by=order, page_token=token)
         yield from page
         if not (token := page.token):
             return

@@ -107,12 +107,11 @@ class _Counts:
 class Load:
     """Reads the load, each time since the reading before; the first since it was made.
 
-    `absent` holds fields that cannot be read, and why. One thread may use it at a time.
+    Fields that cannot be read are None. One thread may use it at a time.
     """
 
     def __init__(self) -> None:
-        self.absent: dict[str, str] = {}
-        self._process = psutil.Process()
+        self._process, self._reads = psutil.Process(), True
         self._at, self._processors = time.perf_counter(), psutil.cpu_times(percpu=True)
         self._processes = self._counts()
         psutil.cpu_percent()  # counts since its last call
@@ -134,7 +133,7 @@ class Load:
             # Counts of idle time may step back a little as processors go to sleep.
             host_share=min(1.0, max(0.0, busy / total)) if total > 0 else None,
             rss_gb=sum(count.held for count in processes.values()) / 1e9,
-            read_mb_s=None if "read_mb_s" in self.absent else read / 1e6 / elapsed,
+            read_mb_s=read / 1e6 / elapsed if self._reads else None,
         )
         self._at, self._processors, self._processes = at, processors, processes
         return reading
@@ -174,7 +173,7 @@ class Load:
             return process.io_counters().read_bytes
         except (psutil.AccessDenied, OSError, AttributeError):
             if process is self._process:
-                self.absent["read_mb_s"] = "not counted by this operating system, or no permission"
+                self._reads = False  # not counted by this operating system, or no permission
             return 0
 
     def _allowed(self, each: list[Any]) -> tuple[float, float]:
@@ -193,35 +192,26 @@ class Load:
         """
         torch = sys.modules.get("torch")
         if torch is None or not torch.cuda.is_initialized():
-            self.absent["gpus"] = "this process has used no GPU so far"
             return {}
-        self.absent.pop("gpus", None)
         found: dict[str, float | None] = {}
         for n in range(min(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())):
-            try:
+            with contextlib.suppress(Exception):  # nvidia-ml-py is missing, or a function that this driver lacks
                 memory, total = torch.cuda.device_memory_used(n), torch.cuda.get_device_properties(n).total_memory
                 found[f"gpu_{n}_utilization_percentage"] = torch.cuda.utilization(n)
                 found[f"gpu_{n}_memory_usage_megabytes"] = memory / 1e6
                 found[f"gpu_{n}_memory_usage_percentage"] = 100 * memory / total
                 found[f"gpu_{n}_power_usage_watts"] = torch.cuda.power_draw(n) / 1e3
-            except Exception as error:  # nvidia-ml-py is missing, or a function that this driver lacks
-                self.absent["gpus"] = str(error)
         return found
 
 
 class Sampler(threading.Thread):
-    """Reads the load of the machine and writes it into the journal under `system/`, counted by its own step.
-
-    What cannot be read is written once, with its reason, as an event `load_absent`.
-    """
+    """Reads the load of the machine and writes it into the journal under `system/`, counted by its own step."""
 
     def __init__(self, journal: Journal, every: float):
         super().__init__(name="trainkit-sampler", daemon=True)
         self._journal, self._every = journal, every
         self._readings: deque[Reading] = deque(maxlen=KEPT)
         self._lock = threading.Lock()
-        self._absent: dict[str, str] = {}
-        self._told: set[str] = set()
         self._stop_asked = threading.Event()
 
     def run(self) -> None:
@@ -237,7 +227,6 @@ class Sampler(threading.Thread):
                     self._readings.append(reading)
                 self._journal.append(step, load.metrics(reading))
                 step += 1
-                self._tell(load.absent)
         except Exception as error:
             if self._stop_asked.is_set():  # the journal may be closed by now
                 return
@@ -248,20 +237,7 @@ class Sampler(threading.Thread):
         with self._lock:
             return tuple(reading for reading in self._readings if reading.at > since)
 
-    def absent(self) -> dict[str, str]:
-        """Return fields of a reading that cannot be read, and why."""
-        with self._lock:
-            return dict(self._absent)
-
     def stop(self) -> None:
         """End sampling."""
         self._stop_asked.set()
         self.join(timeout=2.0)
-
-    def _tell(self, absent: dict[str, str]) -> None:
-        new = {name: why for name, why in absent.items() if name not in self._told}
-        self._told |= new.keys()
-        with self._lock:
-            self._absent = dict(absent)
-        if new:
-            self._journal.event(self._journal.last_step, "load_absent", new)

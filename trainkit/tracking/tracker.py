@@ -205,10 +205,6 @@ class Tracker:
         """Return the load of the machine after a moment of `time.perf_counter`, oldest first, as far as it is kept."""
         return self._sampler.readings(since) if self._sampler else ()
 
-    def unreadable(self) -> dict[str, str]:
-        """Return fields of these readings that cannot be read on this machine, and why."""
-        return self._sampler.absent() if self._sampler else {}
-
     def position(self) -> int:
         """Return the end of the journal in bytes, for a checkpoint; `commit` before that is on the disk."""
         return self._journal.position
@@ -423,10 +419,6 @@ class Silent(Tracker):
     def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
         """Return nothing."""
         return ()
-
-    def unreadable(self) -> dict[str, str]:
-        """Return nothing."""
-        return {}
 
     def position(self) -> int:
         """Return 0."""

@@ -129,7 +129,7 @@ def running(store: Store, port: int) -> Iterator[tuple[subprocess.Popen[bytes], 
 def _begun(words: list[str], environment: dict[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
     try:
         # Addresses and paths stand in it. A link that lies there instead of it is not followed.
-        number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        number = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise UserError(str(log), f"cannot be written ({error.strerror or error})", remedy="remove it") from None
     with open(number, "wb") as out:
@@ -191,9 +191,8 @@ def _end(server: subprocess.Popen[bytes]) -> None:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        # As the server does: a port whose last connections are only closing is free. Windows would then take any.
-        if os.name == "posix":
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # As the server does: a port whose last connections are only closing is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:
