@@ -43,8 +43,6 @@ def outlive_readers() -> None:
         stream = getattr(sys, name)
         if name == "stdin" or stream is not getattr(sys, f"__{name}__") or isinstance(_raw(stream), _Enduring):
             continue
-        if type(_raw(stream)).__name__ == "_WindowsConsoleIO":  # it writes Unicode, which its file descriptor does not
-            continue
         if stream is not None:
             stream.flush()
         new = io.TextIOWrapper(

@@ -1,10 +1,9 @@
-"""Hide parts of the operating system from trainkit in a Python process, as macOS and Windows lack them.
+"""Hide parts of the operating system from trainkit in a Python process, as macOS lacks them.
 
 Python imports this file as it starts where its folder is in PYTHONPATH, and so do the processes it starts. HIDDEN names
-the parts, with commas between them: modules (`fcntl`), attributes (`os.fork`), and the groups below.
+the parts, with commas between them: attributes (`os.fork`), and the group below.
 
-They are missing for trainkit and for filelock. Other libraries ask which system this is, and take for granted what
-Linux has: torch `register_at_fork`, psutil `resource`.
+They are missing for trainkit alone: other libraries ask which system this is, and take for granted what Linux has.
 """
 
 from __future__ import annotations
@@ -12,49 +11,28 @@ from __future__ import annotations
 import builtins
 import importlib
 import os
-import signal
 import sys
 import types
 from pathlib import Path
 
-KEPT = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}
-"""Names of `signal` that Windows has, of those in capitals."""
-GROUPS = {
-    "groups": [f"os.{name}" for name in ("setsid", "killpg", "getpgrp", "getpgid", "setpgid", "getsid")],
-    "calls": [f"os.{name}" for name in ("pread", "pwrite", "set_blocking", "sched_getaffinity", "statvfs", "sysconf")],
-    "flags": [f"os.{name}" for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_DIRECTORY", "O_CLOEXEC")],
-    "users": [f"os.{name}" for name in ("getuid", "geteuid", "chown", "fchmod", "fchown")],
-    "maps": [f"mmap.{name}" for name in ("MAP_SHARED", "MAP_POPULATE", "MAP_PRIVATE", "MADV_RANDOM", "PROT_READ")],
-    "signals": [f"signal.{name}" for name in dir(signal) if name.isupper() and name not in KEPT]
-    + [f"signal.{name}" for name in ("alarm", "setitimer", "pthread_sigmask", "pthread_kill", "sigwait", "pause")],
-    "clocks": ["time.clock_gettime", "time.CLOCK_BOOTTIME"],
-}
-POSIX = [word for words in GROUPS.values() for word in words]
-GROUPS["macos"] = ["os.memfd_create", "os.sched_getaffinity", "time.CLOCK_BOOTTIME", "mmap.MAP_POPULATE"]
-GROUPS["windows"] = ["resource", "fcntl", "os.memfd_create", "os.fork", "os.register_at_fork", *POSIX]
-for group in ("macos", "windows"):
-    GROUPS[group] += ["ctypes.CDLL", "/proc", "spawn"]
+_LACKING = ["os.memfd_create", "os.sched_getaffinity", "time.CLOCK_BOOTTIME", "mmap.MAP_POPULATE", "ctypes.CDLL"]
+GROUPS = {"macos": [*_LACKING, "/proc", "spawn"]}
 
 
 def hide(words: list[str]) -> None:
     """Hide modules and attributes by their names."""
     hidden: dict[str, set[str]] = {}
-    gone = set[str]()
     for word in words:
         module, _, name = word.partition(".")
         if word in ALONE:
             ALONE[word]()
-        elif name:
-            hidden.setdefault(module, set()).add(name)
         else:
-            gone.add(module)
+            hidden.setdefault(module, set()).add(name)
     less = {module: _without(importlib.import_module(module), names) for module, names in hidden.items()}
     imported = builtins.__import__
 
     def importing(name, globals=None, locals=None, fromlist=(), level=0):
-        ours = ((globals or {}).get("__name__") or "").startswith(("trainkit", "filelock"))
-        if ours and name in gone:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        ours = ((globals or {}).get("__name__") or "").startswith("trainkit")
         return less[name] if ours and name in less else imported(name, globals, locals, fromlist, level)
 
     builtins.__import__ = importing
@@ -83,7 +61,7 @@ def _named(words: str) -> list[str]:
 
 
 def _spawn_alone() -> None:
-    """Windows starts processes in one way."""
+    """Start processes in one way."""
     from multiprocessing import context
 
     for name in ("fork", "forkserver"):
