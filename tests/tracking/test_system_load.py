@@ -175,33 +175,26 @@ def test_a_reading_takes_little_time(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "leaf", "above", "expected"),
+    ("leaf", "above", "expected"),
     [
-        (2, "150000 100000", None, 1.5),
-        (2, "max 100000", "50000 100000", 0.5),
-        (2, "300000 100000", "250000 100000", 2.5),
-        (2, "max 100000", None, None),
-        (2, "lots of", None, None),
-        (2, "100000 0", None, None),
-        (1, "150000", None, 1.5),
-        (1, "-1", "50000", 0.5),
-        (1, "-1", None, None),
+        ("150000 100000", None, 1.5),
+        ("max 100000", "50000 100000", 0.5),
+        ("300000 100000", "250000 100000", 2.5),
+        ("max 100000", None, None),
+        ("lots of", None, None),
+        ("100000 0", None, None),
     ],
 )
 @pytest.mark.parametrize("namespace", ["host", "container"])
-def test_the_tightest_quota_above_a_process_counts(tmp_path, version, leaf, above, expected, namespace):
+def test_the_tightest_quota_above_a_process_counts(tmp_path, leaf, above, expected, namespace):
     # In a container without a namespace the process sees the host's path, of which the mount shows the end.
     path = "/system.slice/docker-1/job/run" if namespace == "container" else "/job/run"
     own, mount = tmp_path / "proc", tmp_path / "cgroup"
-    own.write_text(f"0::{path}\n" if version == 2 else f"nonsense\n9:memory:/else\n4:cpu,cpuacct:{path}\n0::/\n")
+    own.write_text(f"nonsense\n0::{path}\n")
     for folder, most in (("job/run", leaf), ("job", above)):
-        at = mount / folder if version == 2 else mount / "cpu,cpuacct" / folder
-        at.mkdir(parents=True, exist_ok=True)
-        if most and version == 2:
-            (at / "cpu.max").write_text(f"{most}\n")
-        elif most:
-            (at / "cpu.cfs_quota_us").write_text(f"{most}\n")
-            (at / "cpu.cfs_period_us").write_text("100000\n")
+        (mount / folder).mkdir(parents=True, exist_ok=True)
+        if most:
+            (mount / folder / "cpu.max").write_text(f"{most}\n")
     assert system_load.quota(str(mount), str(own)) == expected
 
 

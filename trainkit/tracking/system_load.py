@@ -27,21 +27,16 @@ _log = logging.getLogger("trainkit")
 
 
 def quota(root: str = "/sys/fs/cgroup", proc: str = "/proc/self/cgroup") -> float | None:
-    """Return the quota in processors, the tightest of the group and those above it; None without a limit.
+    """Return the quota in processors, the tightest of the control group (v2) and those above it; None without a limit.
 
-    Control groups of version 1 and 2. `proc` lists the groups of the process; `root` is where they are mounted.
+    `proc` names the group of the process; `root` is where groups are mounted.
     """
-    found = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in Path(proc).read_text().splitlines():
-            _, _, rest = line.partition(":")
-            names, _, path = rest.partition(":")
-            if names == "" or "cpu" in names.split(","):
-                base = next(
-                    (Path(root, n) for n in (names, "cpu", "unified") if n and Path(root, n).is_dir()), Path(root)
-                )
-                found += [_quota_of(folder) for folder in _upwards(base, path)]
-    return min((most for most in found if most is not None), default=None)
+            if line.startswith("0::"):
+                found = [_quota_of(folder) for folder in _upwards(Path(root), line[3:])]
+                return min((most for most in found if most is not None), default=None)
+    return None
 
 
 def cores() -> float:
@@ -57,11 +52,8 @@ def affinity() -> list[int]:
 
 def _quota_of(folder: Path) -> float | None:
     with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        if (folder / "cpu.max").exists():
-            most, period = (folder / "cpu.max").read_text().split()
-        else:
-            most, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return float(most) / float(period) if most != "max" and float(most) > 0 else None
+        most, period = (folder / "cpu.max").read_text().split()
+        return float(most) / float(period) if most != "max" else None
     return None
 
 
