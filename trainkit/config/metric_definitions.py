@@ -372,8 +372,6 @@ cost/gpu_hours | h | lower | Duration of the run times its GPUs, busy or idle.
     "System": _metrics("""
 system/cpu_utilization_percentage | % | none | CPU utilization of the whole machine.
 system/system_memory_usage_<unit> | - | none | Memory in use on the whole machine.
-system/disk_<quantity> | - | none | Usage of the disk that holds the run's folder.
-system/network_<direction>_megabytes | MB | none | Network traffic since the run began.
 system/own_cores | - | none | CPU cores that this process keeps busy.
 system/worker_cores | - | none | CPU cores that the loader's workers keep busy.
 system/rss_gb | GB | none | Resident memory of this process and its workers; shared pages count once.

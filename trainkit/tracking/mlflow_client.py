@@ -171,7 +171,7 @@ def check_database(database: Path) -> None:
                     raise UserError(str(database), f"damaged: {verdict.splitlines()[-1]}", remedy=restore)
         finally:
             connection.close()
-    except sqlite3.OperationalError as error:
+    except sqlite3.DatabaseError as error:
         text = str(error)
         if "locked" in text:
             found = f"locked by another program for {_LOCK_SECONDS:.0f} s"
@@ -181,8 +181,6 @@ def check_database(database: Path) -> None:
         if "readonly" in text or "unable to open" in text:
             raise UserError(str(database), f"cannot be written: {text}", remedy=ELSEWHERE) from None
         raise UserError(str(database), f"damaged: {text}", remedy=restore) from None
-    except sqlite3.DatabaseError as error:
-        raise UserError(str(database), f"damaged: {error}", remedy=restore) from None
     known, own = _schemas()
     if version and known and version[0] not in known:
         found = f"written by a newer MLflow (schema {version[0]})"

@@ -6,7 +6,7 @@ registered models alike. All that lead into the old folder are changed in one tr
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shutil
 import socket
 import sqlite3
@@ -158,18 +158,12 @@ def folder_of(place: str | None) -> Path | None:
 def _copied(database: Path) -> Path:
     """Copy the database beside itself; returns the copy's path. Raises UserError."""
     copy = database.with_name(f"{database.stem}-before-{time.strftime('%m%d-%H%M%S')}.db")
-    aside = copy.with_name(f".{copy.name}.new")
     try:
-        source, target = sqlite3.connect(database), sqlite3.connect(aside)
-        try:
-            source.backup(target)
-        finally:
-            source.close()
-            target.close()
-        shutil.copymode(database, aside)
-        os.replace(aside, copy)
+        with contextlib.closing(sqlite3.connect(database)) as old, contextlib.closing(sqlite3.connect(copy)) as new:
+            old.backup(new)
+        shutil.copymode(database, copy)
     except (sqlite3.Error, OSError) as error:
-        aside.unlink(missing_ok=True)
+        copy.unlink(missing_ok=True)
         found = f"the copy of the database could not be made: {error}"
         raise UserError(str(copy), found, remedy="make room; nothing was changed") from None
     return copy

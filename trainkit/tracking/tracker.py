@@ -410,11 +410,10 @@ class Silent(Tracker):
         """An empty text."""
         return ""
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def _nothing(self, *given: object, **more: object) -> None:
         """Do nothing; a tensor is not waited for."""
 
-    def event(self, step: int, name: str, data: Any = None) -> None:
-        """Do nothing."""
+    log = event = image = finish = discard = _set = _set_file = _nothing
 
     def readings(self, since: float = 0.0) -> tuple[Reading, ...]:
         """Return nothing."""
@@ -424,32 +423,15 @@ class Silent(Tracker):
         """Return 0."""
         return 0
 
-    def commit(self) -> int:
-        """Return 0."""
-        return 0
+    commit = position
 
     def cut_back(self, position: int) -> Replay:
         """Return an empty replay."""
         return Replay()
 
-    def image(self, key: str, step: int, fig: Any) -> None:
-        """Do nothing."""
-
     def flush(self, timeout: float = _FINISH_SECONDS) -> bool:
         """Return True."""
         return True
-
-    def finish(self, status: Status, error: BaseException | str | None = None) -> None:
-        """Do nothing."""
-
-    def discard(self) -> None:
-        """Do nothing."""
-
-    def _set(self, kind: str, key: str, value: Any) -> None:
-        pass
-
-    def _set_file(self, kind: str, key: str, value: dict[str, Any], name: str, write: Callable[[Path], object]) -> None:
-        pass
 
 
 def flatten(params: Mapping[str, Any]) -> dict[str, str]:
