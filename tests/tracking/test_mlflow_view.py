@@ -59,7 +59,8 @@ def test_the_experiment_explains_its_metrics_and_offers_a_view_until_a_person_ch
     assert "`best/lfw/eer`" in tags()["mlflow.note.content"]
     view, before = json.loads(tags()["mlflow.sharedViewState.trainkit"]), state()
     assert before["selectedColumns"][:4] == [
-        "metrics.`best/lfw/eer`", "metrics.`baseline/lfw/eer`", "metrics.`final/speed/samples_per_s`", "params.`seed`",
+        "metrics.`best/lfw/eer`", "metrics.`baseline/lfw/eer`", "metrics.`final/speed/samples_per_s`",
+        "params.`task.method`",
     ]  # fmt: skip
     assert before["orderByKey"] == "metrics.`best/lfw/eer`" and before["orderByAsc"] is True
     parent = begin(tags={"trainkit.folds": 2}, primary_metric="lfw/eer", higher_is_better=False)

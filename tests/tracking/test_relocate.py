@@ -181,7 +181,7 @@ def test_a_failure_in_the_middle_leaves_the_database_as_it_was(moved, monkeypatc
     before = places(store.database)
 
     with monkeypatch.context() as patch:
-        patch.setattr(relocating.os, "replace", no_room)
+        patch.setattr(relocating.shutil, "copymode", no_room)
         with pytest.raises(UserError, match=r"No space left.*nothing was changed"):
             relocate(store)
     assert places(store.database) == before

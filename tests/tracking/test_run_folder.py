@@ -304,22 +304,3 @@ def test_a_run_of_another_machine_on_a_disk_that_both_may_have_is_named_and_not_
     assert newest() != folder and said in capsys.readouterr().out and folder.info().status == "RUNNING"
     ran = run(*WORDS, resume=folder.name)
     assert folder.info().status == "FINISHED" and ran.code == 0
-
-
-def test_on_windows_a_run_is_locked_by_a_byte_that_nobody_reads(tmp_path, monkeypatch):
-    """With a stand-in for `msvcrt`, whose locks hold for the handle and keep others from reading what they cover."""
-    locked = []
-
-    def locking(number: int, mode: int, many: int) -> None:
-        place = os.lseek(number, 0, os.SEEK_CUR)
-        if (mode, many) in locked:
-            raise OSError(13, "Permission denied")
-        assert place == 1 << 30, "what lies there is read by others"
-        locked.append((mode, many))
-
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    monkeypatch.setitem(sys.modules, "msvcrt", SimpleNamespace(locking=locking, LK_NBLCK=2))
-    with open(tmp_path / ".lock", "ab", buffering=0) as one, open(tmp_path / ".lock", "r+b") as other:
-        assert run_folder._lock(one) and not run_folder._lock(other)
-        one.write(b"why")
-        assert other.read() == b"why"

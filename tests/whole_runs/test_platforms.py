@@ -23,7 +23,8 @@ def whole(tmp_path_factory, database) -> Ran:
         return run()
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
 def test_without_what_macos_lacks_a_training_is_stopped_and_goes_on(store, whole, workers):
     path = os.pathsep.join(map(str, (SUPPORT / "hidden", SUPPORT, PLUGIN, ROOT)))
     command = [sys.executable, str(SUPPORT / "stop_and_resume.py"), "5", str(TOY), "--plugin", "toy"]
