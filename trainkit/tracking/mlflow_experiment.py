@@ -135,16 +135,7 @@ def offer_view(
     probe = f"metrics.`probe/{primary_metric}`"
     if primary_metric and (params.get("task.net.probe") == "true" or probe in shown_before):
         beside.append(probe)
-    shown = [column[8:-1] for column in shown_before if column.startswith("params.")]  # of earlier runs
-    own = [
-        name
-        for name, value in params.items()
-        if any(name == key or name.startswith(f"{key}.") for key in changed)
-        and not name.startswith(_UNTELLING)
-        and len(value) <= _TELLING_CHARS
-    ]
-    telling = [name for name in _TELLING if name in params or name in shown]
-    told = list(dict.fromkeys([*(name for name in shown if name not in telling), *own, *telling]))[:_MOST_TELLING]
+    told = _parameters(params, changed, shown_before)
     columns = [
         *scores[:1],
         *beside,
@@ -167,6 +158,20 @@ def offer_view(
     view = json.dumps({"name": "Scores", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)})
     if view != kept:
         set_tag(client, experiment_id, tag, view)
+
+
+def _parameters(params: Mapping[str, str], changed: Sequence[str], shown_before: Sequence[str]) -> list[str]:
+    """Return names of parameters with a column: those of earlier runs, those that the command has set, the telling."""
+    before = [column[8:-1] for column in shown_before if column.startswith("params.")]
+    telling = [name for name in _TELLING if name in params or name in before]
+    own = [
+        name
+        for name, value in params.items()
+        if any(name == key or name.startswith(f"{key}.") for key in changed)
+        and not name.startswith(_UNTELLING)
+        and len(value) <= _TELLING_CHARS
+    ]
+    return list(dict.fromkeys([*(name for name in before if name not in telling), *own, *telling]))[:_MOST_TELLING]
 
 
 def _charts(primary_metric: str | None) -> dict[str, Any]:
