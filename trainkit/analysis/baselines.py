@@ -17,10 +17,12 @@ import numpy as np
 import torch
 
 from trainkit import rng
+from trainkit.analysis import frozen_baseline
 from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream
 from trainkit.distributed.stop_signal import Stop
+from trainkit.errors import UserError
 from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Rows, Scores, Split
 from trainkit.metrics import bootstrap
 from trainkit.metrics.score import headline
@@ -93,7 +95,12 @@ def compare(recipe: Recipe, trainer: Trainer, stop: Stop) -> Comparison | None:
     batch_size = min(recipe.evaluations[found.evaluation].batch_size, _AT_ONCE)
     budget = _Budget(time.monotonic() + BUDGET_S, batch_size, stop)
     with stop.later():
-        for baseline in task.baselines(split, train):
+        several = list(task.baselines(split, train))
+        try:
+            several += frozen_baseline.of(recipe, split, several)
+        except UserError as error:
+            found.left_out.append(str(error))
+        for baseline in several:
             try:
                 found.scored.append(compute(task, baseline, split, train, budget))
             except _LeftOut as reason:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from trainkit.cli import data, models, recipes, runs, speed, stores, train
+from trainkit.cli import data, demo, models, recipes, runs, speed, stores, train
 from trainkit.cli.options import Commands, echo
 from trainkit.environment.version import __version__
 
 FIRST_STEPS = (
-    ("Train a shipped recipe", "trainkit run convnext"),
+    ("A first run, without data", "trainkit demo"),
     ("Copy one for your own images", "trainkit cp convnext mine.yaml --data FOLDER"),
     ("See runs, curves and images", "trainkit ui"),
     ("Compare your last two runs", "trainkit compare OTHER_RUN last"),
@@ -39,7 +39,7 @@ def main(ctx: click.Context) -> None:
 
 GROUPS = {
     "Train": (
-        *(recipes.ls, recipes.show, recipes.cp, recipes.check),
+        *(demo.demo, recipes.ls, recipes.show, recipes.cp, recipes.check),
         *(speed.preflight, train.run, train.repeat, train.sweep),
     ),
     "Data": (data.data, recipes.download),

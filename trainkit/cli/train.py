@@ -94,7 +94,7 @@ def run(
         words = overrides if recipe is None else (recipe, *overrides)
         other = folds or sweep or or_start or seeds is not None or score is not None
         return _go_on(resume, words, plugins, elastic, check, other)
-    stopping = _prepare_process(None if check else recipe)
+    stopping = prepare_process(None if check else recipe)
     from trainkit.config.run_request import RunRequest
 
     several = [word for word, on in (("--folds", folds), ("--seeds", seeds is not None), ("--sweep", sweep)) if on]
@@ -117,7 +117,7 @@ def run(
         return 0
     from trainkit.experiments import launch
 
-    return launch.launch(request, stopping, _began())
+    return launch.launch(request, stopping, began())
 
 
 def _go_on(
@@ -130,7 +130,7 @@ def _go_on(
         raise click.UsageError(f"--resume {run} names a recipe; put it before --resume")
     if other:
         raise click.UsageError("--resume RUN without RECIPE repeats the options of the run; leave out all others")
-    stopping = _prepare_process(None)
+    stopping = prepare_process(None)
     if not check:
         announce_start(run)
     from trainkit.experiments import launch
@@ -138,7 +138,7 @@ def _go_on(
     from trainkit.tracking.store import Store
 
     request = run_lifecycle.request_of(Store.locate().find(run, unfinished=True), words, plugins, elastic)
-    return say_valid(request) if check else launch.launch(request, stopping, _began())
+    return say_valid(request) if check else launch.launch(request, stopping, began())
 
 
 @recipe_command(
@@ -174,7 +174,7 @@ def sweep(**asked: Any) -> int:
 
 def _launch(recipe: str, check: bool, **asked: Any) -> int:
     """Run a request, of which `asked` are fields of `RunRequest`; with `check` validate it."""
-    stopping = _prepare_process(None if check else recipe)
+    stopping = prepare_process(None if check else recipe)
     from trainkit.config.run_request import RunRequest
 
     request = RunRequest(recipe_file(recipe), **asked)
@@ -183,10 +183,10 @@ def _launch(recipe: str, check: bool, **asked: Any) -> int:
     refuse_errors(request)
     from trainkit.experiments import launch
 
-    return launch.launch(request, stopping, _began())
+    return launch.launch(request, stopping, began())
 
 
-def _prepare_process(recipe: str | None) -> Stop:
+def prepare_process(recipe: str | None) -> Stop:
     """Set up a process that trains a recipe, and announce it where one is given; return the flag that stops it."""
     from trainkit.cli import console
     from trainkit.distributed import stop_signal
@@ -206,7 +206,7 @@ def _prepare_process(recipe: str | None) -> Stop:
     return stopping
 
 
-def _began() -> float:
+def began() -> float:
     """Return when this process began, as `time.perf_counter` counts."""
     from trainkit.environment import process
 
