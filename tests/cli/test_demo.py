@@ -7,12 +7,14 @@ from click.testing import CliRunner
 from PIL import Image
 
 from trainkit.cli import demo, main
+from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.store import Store
 
 
-@pytest.mark.usefixtures("signals", "store", "cache")
+@pytest.mark.usefixtures("store", "cache")
 def test_the_demo_trains_on_digits_and_names_its_report_and_the_commands_for_own_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "prepare_process", lambda recipe: Stop())
     monkeypatch.setattr(demo, "RECIPE", demo.RECIPE.replace("4 epochs", "2 steps").replace("over: 10", "over: 1"))
     for _ in range(2):  # the second time the digits are there
         done = CliRunner().invoke(main.main, ["demo"], catch_exceptions=False)

@@ -38,7 +38,8 @@ class Frozen(Pixels):
 
     def encode(self, images: Mapping[str, Tensor], text: Tensor | None) -> Tensor:
         """Images of each modality to features of length 1, captions to zeros."""
-        features = F.normalize(torch.cat([self(x) for x in images.values() if len(x)]))
+        parts = [self(x) for x in images.values() if len(x)]
+        features = F.normalize(torch.cat(parts)) if parts else torch.zeros(0, self.net.num_features)
         return features if text is None else torch.cat([features, features.new_zeros(len(text), features.shape[1])])
 
 
