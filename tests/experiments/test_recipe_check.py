@@ -154,7 +154,7 @@ def test_every_verb_ends_with_the_message_with_which_run_ends_and_no_run_is_left
     with pytest.raises(UserError) as ran:
         launch(RunRequest(CONVNEXT, given), lambda: False)
     assert said in str(ran.value) and not hasattr(ran.value, "__notes__") and Store.locate().runs() == []
-    monkeypatch.setattr("trainkit.cli.train._prepare_process", lambda recipe: None)
+    monkeypatch.setattr("trainkit.cli.train.prepare_process", lambda recipe: None)
     for verb in VERBS.values():
         done = CliRunner().invoke(main.main, [*verb, str(CONVNEXT), *given])
         assert done.exit_code == 2 and done.stderr.endswith(f"error: {ran.value}\n"), (
@@ -181,7 +181,7 @@ def test_a_mistake_of_a_student_or_its_teacher_is_found_before_the_teacher_is_tr
     student, said, tmp_path, monkeypatch
 ):
     monkeypatch.syspath_prepend(str(PLUGIN))
-    monkeypatch.setattr("trainkit.cli.train._prepare_process", lambda recipe: None)
+    monkeypatch.setattr("trainkit.cli.train.prepare_process", lambda recipe: None)
     first, wrong = tmp_path / "first.yaml", tmp_path / "wrong.yaml"
     first.write_text(TOY.read_text())
     wrong.write_text(loader.dump(load(RunRequest(TOY, (student,), ("toy",)))))
