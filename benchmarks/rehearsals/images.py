@@ -163,7 +163,8 @@ def evaluated(processes: int, home: Path, scale: float) -> Found:
 
     (file,) = store.glob("runs/*/journal*")
     metrics = {name: points[-1].value for name, points in journal.read(file).metrics.items()}
-    return Found(f"{int(IMAGES['val'] * scale):,} images, loss {metrics['val/loss']:.8f}, {sorted(metrics)}", 0)
+    said = f"{metrics['eval/val/unique_samples']:,.0f} images, nll {metrics['val/nll']:.6f}"
+    return Found(f"{said} in {metrics['time/eval_val_s']:.1f} s")
 
 
 SIDES: measuring.Sides = {
