@@ -46,9 +46,14 @@ def test_larger_images_and_busy_machines_take_longer():
     assert forecast.seconds(busy, LENGTH) == pytest.approx(3 * forecast.seconds(PACE, LENGTH))
 
 
-def test_a_network_is_timed():
+def test_a_network_is_timed(monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     pace = forecast.measure(Slow(), 16)
     assert 0.002 <= pace.predicted < 0.004 <= pace.trained and pace.busy > 1
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert 0.001 < forecast.measure(Slow(), 16).trained < 0.004, "by more threads"
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
