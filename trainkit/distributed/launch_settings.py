@@ -197,6 +197,9 @@ def _check_precision(recipe: Recipe) -> None:
 def _check_precision_of_device(recipe: Recipe) -> None:
     if precision(recipe).value == "fp16" and on_cpu():
         raise UserError("train.precision", "fp16 on a CPU", "no or bf16", "a CPU has no loss scaler for fp16")
+    if precision(recipe).value == "fp8" and not torch.cuda.is_available():
+        # Accelerate would refuse it too, and leave its state half set up for the next run of the process.
+        raise UserError("train.precision", "fp8 without a GPU", "a GPU of the Hopper generation or later")
 
 
 def _refuse_first_fsdp(recipe: Recipe) -> None:
