@@ -101,7 +101,7 @@ Patches = Iterator[tuple[np.ndarray, np.ndarray, int, tuple[int, int, int]]]
 
 def prepared(folder: Path, shape: Shape) -> Patches:
     """trainkit: rows of an epoch after another."""
-    split = _split(folder / "packed", shape.patch)
+    split = _split(folder, shape)
     for epoch in itertools.count():
         for row in split.order(epoch, 1)[:, 0]:
             rows = np.array([row])
@@ -111,10 +111,11 @@ def prepared(folder: Path, shape: Shape) -> Patches:
             yield batch["image"][0, 0].numpy(), batch["mask"][0].numpy(), case, start
 
 
-def _split(packed: Path, patch: tuple[int, int, int]):
+def _split(folder: Path, shape: Shape):
     from trainkit.data.volumes.dataset import Volumes
 
-    return Volumes(train=str(packed), patch=patch, patches=64, foreground=0.5).open(0).train
+    os.environ["TRAINKIT_CACHE"] = str(folder / "cache")
+    return Volumes(train=str(folder / "files"), names=list(shape.names), patch=shape.patch, patches=64).open(0).train
 
 
 def nii_gz(folder: Path, shape: Shape) -> Patches:

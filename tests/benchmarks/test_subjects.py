@@ -64,7 +64,8 @@ def test_batches_of_other_work_are_noticed(samplers):
 @pytest.fixture
 def volumes(subject, monkeypatch, tmp_path):
     found = subject("volume_reading")
-    shape = found.Shape((40, 36, 30), "zyx", (16, 16, 16), ("blob", "rest"), "SAR")
+    monkeypatch.setenv("TRAINKIT_CACHE", str(tmp_path))  # which the subject sets
+    shape = found.Shape((40, 36, 30), "yzx", (16, 16, 16), found.SHAPES["tom500"].names, "ASR")
     settings = {"HOME": tmp_path / "home", "SECONDS": 0.01, "SHAPES": {"cube": shape}, "UNUSED": ()}
     for name, value in settings.items():
         monkeypatch.setattr(found, name, value)
