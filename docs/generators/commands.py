@@ -12,6 +12,7 @@ from trainkit.cli.main import main
 
 NAME = "trainkit"
 EXAMPLES = {
+    "demo": "trainkit demo",
     "run": "trainkit run convnext optim.lr=0.05",
     "repeat": "trainkit repeat convnext --seeds 5",
     "sweep": "trainkit sweep convnext optim.lr=0.1,0.05 train.ema=null,0.99",

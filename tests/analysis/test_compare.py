@@ -273,25 +273,6 @@ def test_last_and_best_are_runs(trained):
     assert comparing.resolve(store, [runs["slow"].info().run_id, runs["plain"].name]) == [runs["slow"], runs["plain"]]
 
 
-def test_the_best_run_by_a_score_that_chose_no_best_is_found_in_runs_new_and_old(trained):
-    """Of new ones MLflow has the score of the last evaluation alone, and the journal that of the best."""
-    store, runs = trained
-    client, tag = store.client(), "mlflow.experiment.primaryMetric.name"
-    experiment = client.get_experiment_by_name("toy").experiment_id
-    scores = {name: last(folder)["at_best/val/ema/accuracy"] for name, folder in runs.items()}
-    client.set_experiment_tag(experiment, tag, "val/ema/accuracy")
-    try:
-        assert last(store.find("best"))["at_best/val/ema/accuracy"] == max(scores.values())
-        assert store.find("best:toy") == store.find("best")
-        old = client.search_runs([experiment], "params.seed = '1'")
-        for number, one in enumerate(old):
-            client.log_metric(one.info.run_id, "best/val/ema/accuracy", 1.5 - number)
-        client.set_terminated(old[0].info.run_id, "FAILED")  # what counts is how it ended here
-        assert store.find("best").info().run_id == old[0].info.run_id
-    finally:
-        client.set_experiment_tag(experiment, tag, "val/accuracy")
-
-
 def test_words_that_do_not_name_two_runs_give_one_message(trained, monkeypatch, store):
     empty, (kept, runs) = Store.locate(), trained
     assert empty.home == store

@@ -16,7 +16,7 @@ from trainkit.cli import main
 from trainkit.config.run_request import RunRequest
 from trainkit.tracking.store import Store
 
-ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("ui",)}
+ELSEWHERE = {("run",), ("repeat",), ("sweep",), ("demo",), ("ui",)}
 """Commands that train, and those that open a page."""
 
 

@@ -70,7 +70,7 @@ def test_every_package_that_is_imported_is_declared():
     missing = {name: owners.get(name) for name in imported() if parts.get(name, "") not in known}
     # What an extra brings need not be installed; its name is then the one that is imported.
     missing = {name: found for name, found in missing.items() if not set(map(plain, found or (name,))) & known}
-    assert len(imported()) > 25 and not missing
+    assert len(imported()) > 20 and not missing
 
 
 def numbers(version: str) -> tuple[int, ...]:

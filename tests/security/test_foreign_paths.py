@@ -151,7 +151,7 @@ def _templates(root: Path, name: str) -> None:
     evaluation_sets.recognise(root).read()
 
 
-LINKED = {kind: LISTS[kind] for kind in ("pairs.csv", "list of scenes", "index of people", "dataset.json")}
+LINKED = {kind: LISTS[kind] for kind in ("pairs.csv", "list of scenes", "index of people")}
 LINKED |= {"templates": _templates}
 
 

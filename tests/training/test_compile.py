@@ -208,13 +208,6 @@ def test_auto_compiles_on_cuda_where_it_pays_off(device, updates, recorded, lack
     )
 
 
-def test_auto_takes_the_mode_of_the_launcher(toy, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "max-autotune")
-    found = launch_settings.compile_mode(toy(), "cpu")
-    assert str(found) == "max-autotune (launcher, since train.compile is auto)"
-
-
 def test_auto_has_the_identity_that_off_had(toy):
     auto, off, on = toy(), toy("train.compile=off"), toy("train.compile=default")
     assert loader.digest(auto) == loader.digest(off) != loader.digest(on)
