@@ -21,6 +21,7 @@ def baselines(recipe):
     return split, frozen_baseline.of(recipe, split, recipe.task.baselines(split, None))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_faces_are_compared_by_the_features_of_a_network_whose_weights_are_here(tmp_path, monkeypatch):
     import timm

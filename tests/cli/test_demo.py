@@ -11,6 +11,7 @@ from trainkit.distributed.stop_signal import Stop
 from trainkit.tracking.store import Store
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store", "cache")
 def test_the_demo_trains_on_digits_and_names_its_report_and_the_commands_for_own_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
