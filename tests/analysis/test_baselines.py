@@ -11,7 +11,7 @@ import pytest
 import torch
 from runs import ROOT, overrides, run, stripes
 
-from trainkit.analysis import baselines
+from trainkit.analysis import baselines, frozen_baseline
 from trainkit.analysis.baselines import BUDGET_S, _Budget, _LeftOut
 from trainkit.config import loader
 from trainkit.distributed.stop_signal import Stop
@@ -217,10 +217,12 @@ def test_a_baseline_that_fails_ends_no_run(store, pictures, cache, capsys, monke
         raise ZeroDivisionError("of a test")
 
     monkeypatch.setattr(baselines, "compute", fail)
+    monkeypatch.setattr(frozen_baseline, "of", fail)
     ran = run(*words(pictures), recipe=RECIPE)
     said = capsys.readouterr().out
     assert ran.code == 0 and ran.folder.info().status == "FINISHED"
     assert "trivial baseline, 1-NN on pixels: ZeroDivisionError: of a test" in said
+    assert "frozen network: ZeroDivisionError: of a test" in said
 
 
 KNOWN = [

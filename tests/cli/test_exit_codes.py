@@ -98,7 +98,6 @@ def idle(monkeypatch, tmp_path, store):
     from trainkit.tracking import ui
 
     monkeypatch.setattr(launch, "launch", lambda order, stopping, began: 0)
-    monkeypatch.setattr(launch, "carry_out", lambda order, stopping, began: ("KILLED", None))
     monkeypatch.setattr(ui, "serve", lambda store, port=5000, say=None, named="": None)
     for module in (benchmark_command, preflight, sync_audit):
         answer = {sync_audit: [], preflight: 0}.get(module)

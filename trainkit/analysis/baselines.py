@@ -22,7 +22,6 @@ from trainkit.config import metric_table
 from trainkit.config.schema import Recipe
 from trainkit.data.loader import stream
 from trainkit.distributed.stop_signal import Stop
-from trainkit.errors import UserError
 from trainkit.interfaces import Baseline, Batch, Columns, HasBaselines, Rows, Scores, Split
 from trainkit.metrics import bootstrap
 from trainkit.metrics.score import headline
@@ -98,8 +97,8 @@ def compare(recipe: Recipe, trainer: Trainer, stop: Stop) -> Comparison | None:
         several = list(task.baselines(split, train))
         try:
             several += frozen_baseline.of(recipe, split, several)
-        except UserError as error:
-            found.left_out.append(str(error))
+        except Exception as error:
+            found.left_out.append(f"frozen network: {type(error).__name__}: {error}"[:300])
         for baseline in several:
             try:
                 found.scored.append(compute(task, baseline, split, train, budget))

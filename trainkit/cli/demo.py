@@ -8,7 +8,6 @@ import click
 
 from trainkit.cli.options import echo
 from trainkit.cli.train import began, prepare_process
-from trainkit.errors import EXIT_CODE
 
 SIDE, DIGIT = 32, 16
 """Sides in pixels of an image, and of the digit in it."""
@@ -66,12 +65,12 @@ def demo(folder: Path) -> int:
         _write_digits(images)
     recipe.write_text(RECIPE.format(data=yaml_reader.flow(str(images))), encoding="utf-8")
     echo(f"{recipe}: the recipe of this run; its data is {images}\n")
-    status, run = launch.carry_out(RunRequest(recipe), stopping, began())
-    if run is None or status != "FINISHED":
-        return EXIT_CODE
+    if code := launch.launch(RunRequest(recipe), stopping, began()):
+        return code
     from trainkit.tracking.store import Store
 
-    for report in Store.locate().home.glob(f"artifacts/*/{run.info().run_id}/artifacts/report.html"):
+    store = Store.locate()
+    for report in store.home.glob(f"artifacts/*/{store.find('last').info().run_id}/artifacts/report.html"):
         echo(f"\nReport:    {report}")
     echo("\nWith your own images:")
     for command, what in OWN:
