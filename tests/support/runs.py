@@ -25,6 +25,7 @@ from PIL import Image
 
 from trainkit.checkpoint import storage
 from trainkit.config.run_request import RunRequest
+from trainkit.experiments import metric_selection
 from trainkit.experiments.launch import launch
 from trainkit.tracking import journal, mlflow_run, upload
 from trainkit.tracking.journal import MEASURED
@@ -80,7 +81,7 @@ class Ran:
         """Whether MLflow gets no more metrics than are counted on: in all, and those of the training."""
         names = self.in_mlflow
         of_training = [name for name in names if name.startswith("train/")]
-        return len(names) <= upload.MOST_METRICS and len(of_training) <= upload._TRAINING
+        return len(names) <= metric_selection.MOST and len(of_training) <= metric_selection._TRAINING
 
     @property
     def steps(self) -> list[int]:

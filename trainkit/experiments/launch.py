@@ -420,7 +420,7 @@ class Session:
                 raise
 
     def _start_tracker(self, run: OpenRun, folder: RunFolder, resuming: bool) -> tuple[str | None, list[Any]]:
-        from trainkit.tracking.upload import selected
+        from trainkit.experiments.metric_selection import selected
         from trainkit.training.plan import evaluated, protocol_rules
         from trainkit.training.run_logger import RunLogger
 

@@ -12,15 +12,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainkit.config.schema import Recipe
 from trainkit.files import write_aside
-from trainkit.interfaces import FitsBeforeTraining, Split
-from trainkit.metrics.score import headline
 from trainkit.redact import without_secrets
 from trainkit.tracking import desired_state, logged_model, mlflow_run
 from trainkit.tracking.desired_state import DesiredState, Wanted
@@ -40,25 +37,6 @@ SENT = "sent.json"
 _BATCHES = {"metrics": 1000, "tags": 100}
 _TRIES = 3
 """After so many failures of a kind, the others of it wait for the next time: the end of a run waits for none."""
-
-MOST_METRICS = 40
-"""Metrics of a run by default."""
-_TRAINING = 12
-"""Metrics `train/...` that are counted on; the shipped tasks have 5 to 12."""
-_MEASURED = (
-    "speed/samples_per_s",
-    "final/speed/samples_per_s",
-    "speed/peak_memory_gb",
-    "time/data_share",
-    "time/compute_share",
-    "time/eval_share",
-    "system/cpu_utilization_percentage",
-    "system/system_memory_usage_percentage",
-    "system/rss_gb",
-    "system/gpu_0_utilization_percentage",
-    "system/gpu_0_memory_usage_megabytes",
-    "baseline/**",
-)
 
 _log = logging.getLogger("trainkit")
 
@@ -438,38 +416,6 @@ def entity(
     value = rounded(value) if rounds else value
     about = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
     return Metric(name, value, point.t, point.step, model_id=model_id, **about)
-
-
-# ---- Which metrics MLflow gets: its page draws a chart of each; the journal keeps all of them
-
-
-def selected(recipe: Recipe, splits: Mapping[str, Split]) -> list[str] | None:
-    """Return patterns of the metrics of a training that MLflow gets; None for all.
-
-    `splits` are those of the recipe's evaluations. By default: what is logged of the training, throughput, shares of
-    time and load; the metric that chooses the best, and the one that ends the training early; and of the headline
-    scores of each evaluation, of the weights and their average, the first one, two, ... that fit into 40 metrics.
-    """
-    if recipe.log.metrics == "all":
-        return None
-    rules = [recipe.best.metric, f"best/{recipe.best.metric}"] if recipe.best else []
-    fits = recipe.task.fits if isinstance(recipe.task, FitsBeforeTraining) else ""
-    rules += [f"{fits}/{recipe.best.metric}"] if recipe.best and fits else []
-    rules += [recipe.stop_when.metric] if recipe.stop_when else []
-    rules += [recipe.train.schedule.metric] if recipe.train.schedule.metric else []
-    names = list(dict.fromkeys(rules))
-    networks = ("", "ema/") if recipe.train.ema else ("",)
-    known = {name: headline(split.protocol) for name, split in splits.items()}
-    for rank in range(max((len(scores) for scores in known.values() if scores), default=0)):
-        more = [f"{name}/{net}{s[rank]}" for name, s in known.items() if s and rank < len(s) for net in networks]
-        more = [name for name in more if name not in names]
-        if _TRAINING + len(_MEASURED) + len(names) + len(more) > MOST_METRICS:
-            break
-        names += more
-    # Of what a plug-in scores nothing is known.
-    names += [f"{name}/*" for name, scores in known.items() if scores is None]
-    asked = [] if recipe.log.metrics == "default" else recipe.log.metrics
-    return ["train/*", *_MEASURED, *names, *asked]
 
 
 def matcher(patterns: Sequence[str] | None) -> Callable[[str], bool]:

@@ -12,9 +12,10 @@ from runs import ROOT, run, stop_after
 from trainkit.config.loader import load
 from trainkit.errors import UserError
 from trainkit.evaluation_protocols import Classes, Inspection, Pairs, Scenes
+from trainkit.experiments.metric_selection import _MEASURED, _TRAINING, MOST, selected
 from trainkit.tracking.store import Store
 from trainkit.tracking.sync import sync
-from trainkit.tracking.upload import _MEASURED, _TRAINING, MOST_METRICS, left, matcher, selected
+from trainkit.tracking.upload import left, matcher
 
 NUMBERS = np.zeros(4, dtype=np.int64)
 PAIRS = Pairs(NUMBERS, NUMBERS, NUMBERS == 0)
@@ -59,7 +60,7 @@ def test_however_many_evaluations_there_are_40_metrics_are_the_most(sets, ema):
     found = selected(recipe(*words), splits(**{f"set{n}": PAIRS for n in range(sets)}))
     scores = [name for name in found if name.startswith("set")]
     assert {"set0/accuracy", "best/set0/accuracy", "train/*"} <= set(found)
-    assert _TRAINING + len(_MEASURED) + len(scores) + 1 <= MOST_METRICS and len(set(found)) == len(found)
+    assert _TRAINING + len(_MEASURED) + len(scores) + 1 <= MOST and len(set(found)) == len(found)
     # Of a score all evaluations have it or none, so that they can be compared; but for the one that decides.
     each = {score: sum(name.endswith(f"/{score}") for name in scores) for score in ("auc", "eer")}
     assert set(each.values()) <= {0, sets * (1 if ema == "null" else 2)}
@@ -92,7 +93,7 @@ def test_a_run_sends_the_default_and_lists_everything_in_a_table():
     ran = run()
     metrics, names = shown(ran), ran.history.metrics.keys()
     assert ran.code == 0 and {"train/loss", "val/accuracy", "best/val/accuracy", "speed/samples_per_s"} <= metrics
-    assert len(metrics) <= MOST_METRICS and len(names) > len(metrics)
+    assert len(metrics) <= MOST and len(names) > len(metrics)
     sent = {name for name in metrics if name.startswith(("final/", "at_best/", "eval/", "device/"))}
     assert sent == {"final/speed/samples_per_s"}, "the column of the run table"
     client = Store.locate().client()
