@@ -56,6 +56,7 @@ def test_captions_alone_and_images_without_captions_are_encoded():
     assert rows.shape == (3, 1280) and rows.norm(dim=1).tolist() == pytest.approx([1, 0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_classes_with_baselines_of_their_own_have_none():
     recipe = loader.load(ROOT / "recipes" / "convnext.yaml")

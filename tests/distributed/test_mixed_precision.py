@@ -82,6 +82,7 @@ def test_an_overflow_leaves_the_update_out_and_halves_the_scale(whole):
     assert told[13] == told[12] / 2 and len(set(told)) >= 3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_scales_as_an_uninterrupted_one(tmp_path, whole, scaled):
     for step in [4, 6, 7, 14]:
         rest = tmp_path / str(step)

@@ -136,6 +136,7 @@ def test_a_second_signal_ends_a_process_and_beneath_the_launcher_of_several_a_th
         assert done.returncode == 143 and said == [word for n in range(told - 1) for word in (str(n), "True")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", ["0", "1"])
 def test_the_age_of_a_command_is_that_of_its_launcher_unless_that_has_restarted_it(restarts):
     worker = (

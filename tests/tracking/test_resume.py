@@ -103,6 +103,7 @@ def test_a_run_of_before_goes_on_by_its_resolved_recipe_and_a_damaged_request_is
 # The last line
 
 
+@pytest.mark.slow
 def test_the_last_line_after_a_stop_goes_on_also_with_seeds_and_with_a_teacher(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(PLUGIN))
     words = ("train.length=4 steps", "checkpoints.every=2 steps", "log.ceilings=off")

@@ -152,7 +152,8 @@ def trained(kind: str, data: object, weights, *more: str, steps: int = 3) -> dic
         return kept | {"model": trainer.model.bare.state_dict(), "memory": memory and memory.state_dict()}
 
 
-@pytest.mark.parametrize("kind", [k if k == "toy" else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_a_step_keeps_of_cuda_graphs_is_not_written_over(kind, graphs, weights, request, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGIN))
     data = KINDS[kind][1] and request.getfixturevalue(KINDS[kind][1])

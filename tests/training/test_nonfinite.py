@@ -187,8 +187,9 @@ def on_two(*words, code=0):
     return done, Ran(done.returncode, newest())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize("kind", ["image", pytest.param("gradient", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["image", "gradient"])
 def test_on_one_process_it_is_skipped_by_both(kind):
     _, ran = on_two(ONE_RANK.format(kind, 1), "train.nonfinite=skip", "checkpoints.every=1 steps")
     by_step = {step: storage.read(ran.folder.checkpoints / f"step-{step:09d}") for step in (6, 7, 12)}

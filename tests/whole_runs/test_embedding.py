@@ -74,6 +74,7 @@ def test_the_pictures_and_tables_of_a_run_are_where_mlflow_shows_them(whole):
     assert any(path.name.startswith("val_per_class") for path in home.rglob("tables/*.csv"))
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_with_a_growing_margin_resumes_to_the_bit(whole, crops):
     resumed = stopped_and_resumed(EYES, words(crops), 7)
     assert all_same(resumed, whole) and resumed.repeatable == whole.repeatable

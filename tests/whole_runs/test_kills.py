@@ -240,13 +240,8 @@ def test_a_process_of_its_own_is_killed_and_resumed_and_one_beneath_accelerate_l
             expect_whole(toy)
 
 
-@pytest.mark.parametrize(
-    "at",
-    [
-        "trainkit.tracking.tracker.Tracker.flush",
-        pytest.param("trainkit.analysis.promote.at_end", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["trainkit.tracking.tracker.Tracker.flush", "trainkit.analysis.promote.at_end"])
 def test_killed_behind_its_end_a_run_is_promoted_by_the_next_start_and_not_trained_again(tmp_path, database, at):
     words = [str(TOY), "--plugin", "toy", *WORDS, "promote={}"]
 

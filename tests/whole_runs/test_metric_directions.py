@@ -38,6 +38,7 @@ def lowest(ran: Ran, since: int = 0) -> tuple[int, float]:
     return min(((step, value) for step, value in zip(steps, values, strict=True) if step > since), key=lambda p: p[1])
 
 
+@pytest.mark.slow
 def test_a_training_keeps_the_lowest_loss_and_mlflow_is_told(store, tmp_path):
     ran = run(*words(tmp_path), recipe=RECIPE)
     step, value = lowest(ran)

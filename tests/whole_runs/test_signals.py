@@ -122,7 +122,7 @@ def test_a_run_told_to_stop_in_any_phase_saves_and_goes_on_to_the_same_bits(tria
     first = [(name, SIGNALS[k % 3], bool(k % 2)) for k, name in enumerate(list(PHASES)[:4])]
     every = [*first, *(one for one in every if one not in first)]
     longest = 0.0
-    for seed in trials(2, 114):
+    for seed in trials(1, 114):
         name, number, everybody = every[seed % len(every)]
         phase, home = PHASES[name], tmp_path / str(seed)
         home.mkdir()
@@ -174,6 +174,7 @@ def test_workers_live_through_what_everybody_is_told_and_not_past_their_parent(s
         one.gone()
 
 
+@pytest.mark.slow
 def test_nobody_needs_to_read_what_is_said(store, whole):
     """`| head`, and an output that was closed before it began; the run ends well."""
     fifo = store / "fifo"

@@ -213,6 +213,7 @@ def test_seeds_are_evaluated_on_one_split_and_compared(mine, store):
     assert found.same_data == {"held_out": True} and found.primary.verdict != "not comparable"
 
 
+@pytest.mark.slow
 def test_runs_of_two_splits_are_not_comparable(mine, store):
     store = Store.locate()
     for seed in (0, 1):

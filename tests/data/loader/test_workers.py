@@ -364,7 +364,8 @@ def words(fault: str, *more: str) -> tuple[str, ...]:
     return ("data.name=failing", f"data.fault={fault}", "loader.workers=2", "loader.start=fork", *more)
 
 
-@pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
 def test_a_run_that_loses_workers_ends_with_the_same_bits_and_says_so(store, undisturbed, tmp_path, fault):
     timeout = f"loader.timeout={3 if fault in SILENT else 60} s"
     ran = run(*words(fault, f"data.once={tmp_path / 'once'}", timeout))
