@@ -349,9 +349,12 @@ def test_nothing_adds_up_over_many_batches():
             if number in (30, 140):
                 within.append(open_now())
     del _
-    assert within[0] == within[1]
-    # What an earlier test left may have gone meanwhile.
-    assert all(now <= then for now, then in zip(open_now(), before, strict=True))
+    # As many batches are read ahead as workers have done by then, a few; of 110, something for each would be left.
+    assert all(later <= early + 8 for early, later in zip(*within, strict=True)), within
+    end = time.monotonic() + 10  # threads end by themselves, and what an earlier test left may have gone meanwhile
+    while any(now > then for now, then in zip(open_now(), before, strict=True)) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert all(now <= then for now, then in zip(open_now(), before, strict=True)), before
 
 
 @pytest.fixture(scope="module")
